@@ -375,6 +375,25 @@ def test_torchvision_set_has_the_channels_and_labels_of_its_images(monkeypatch, 
     assert load("torchvision", tmp_path, *same).y_train.tolist() == [0, 1]
 
 
+class Named(Coloured):
+    """A set whose test part does not have the class ant, as a tree of folders may."""
+
+    def __init__(self, root, split="train"):
+        self.classes = ["ant", "bee", "cat"] if split == "train" else ["bee", "cat"]
+        self.examples = [(self.images[0], k) for k in range(len(self.classes))]
+
+    def __len__(self):
+        return len(self.examples)
+
+
+def test_torchvision_sets_that_number_classes_differently_are_matched_by_name(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torchvision.datasets, "SVHN", Named)
+    data = load("torchvision", tmp_path)
+    assert [data.classes[k] for k in data.y_test] == ["bee", "cat"]
+
+
 @pytest.mark.parametrize(
     ("changes", "override", "message"),
     [

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,13 +133,61 @@ def test_missing_labels_and_texts_are_rejected(texts, labels, message, datasets,
         load("huggingface_text", tmp_path, f"dataset.path='{path}'")
 
 
-def test_lists_of_labels_are_rejected():
-    class Split(dict):
-        features: ClassVar = {"labels": "a list"}
+class Split(dict):
+    """A split in which each column is a list. names: the class names, ordered by label."""
 
-    split = Split(labels=[[0, 2], [1]])
-    with pytest.raises(ConfigError, match=r"dataset.label=labels: .* a label is \[0, 2\]"):
-        encode_labels(split, split, "labels")
+    def __init__(self, labels: list, names: list[str] | None = None):
+        super().__init__(label=labels)
+        self.features = {"label": SimpleNamespace(names=names)}
+
+
+def test_lists_of_labels_are_rejected():
+    split = Split([[0, 2], [1]])
+    with pytest.raises(ConfigError, match=r"dataset.label=label: .* a label is \[0, 2\]"):
+        encode_labels(split, split, "label")
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "found"),
+    [
+        (Split([0, 3], [*"alps"]), Split([0, 1], ["s", "p"]), ([0, 3], [3, 2])),
+        (Split([0, 1], ["b", "a"]), Split(["a", "b"]), ([0, 1], [1, 0])),
+        (Split(["a", "b"]), Split([0, 1], ["b", "a"]), ([0, 1], [1, 0])),
+        (Split([0, 1], ["0", "1"]), Split([1, 0]), ([0, 1], [1, 0])),
+        (Split([0, 1]), Split([0, 1], ["0", "1"]), ([0, 1], [0, 1])),
+    ],
+)
+def test_splits_that_number_classes_differently_are_matched_by_name(train, test, found):
+    assert encode_labels(train, test, "label")[:2] == found
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (Split([0], ["a", "b"]), Split([1]), "training examples have class names .a, .* the test"),
+        (Split([0]), Split([1], ["a", "b"]), "test examples have class names .a, .* the training"),
+        (Split([0], ["a", "b"]), Split([0], ["A", "b"]), "label 'A' is not one of the 2 classes"),
+        (Split([0], ["a", "b"]), Split([2], ["b", "a"]), "label '2' is not one of the 2 classes"),
+    ],
+)
+def test_splits_whose_classes_cannot_be_matched_are_rejected(train, test, message):
+    with pytest.raises(ConfigError, match=message):
+        encode_labels(train, test, "label")
+
+
+def test_labels_of_separately_encoded_splits_replace_a_cached_entry(datasets, tmp_path):
+    """Each split numbers its own classes, as `class_encode_column` on a single split does."""
+    parts = (("train", ["apple", "lime", "sky"]), ("test", ["sky", "lime"]))
+    shown = [Image.fromarray(np.full((4, 4), k, np.uint8)) for k in range(3)]
+    splits = {}
+    for split, names in parts:
+        columns = {"image": shown[: len(names)], "label": names}
+        splits[split] = datasets.Dataset.from_dict(columns).class_encode_column("label")
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    for _ in range(2):  # decoded, then from the cache
+        data = load("huggingface", tmp_path, f"dataset.path='{tmp_path / 'saved'}'")
+        assert [data.classes[k] for k in data.y_train] == ["apple", "lime", "sky"]
+        assert [data.classes[k] for k in data.y_test] == ["sky", "lime"]
 
 
 @pytest.mark.parametrize(

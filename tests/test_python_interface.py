@@ -449,8 +449,7 @@ def test_failed_run_records_error(tmp_path):
 
 def evaluate(run, *overrides: str, number: int | None = None):
     """Evaluate a model as `fedexp evaluate` does."""
-    source, data_dir = read_dataset(overrides)
-    return evaluate_run(RunDirectory(run.directory), source, number, "cpu", data_dir)
+    return evaluate_run(RunDirectory(run.directory), read_dataset(overrides), number, "cpu")
 
 
 def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
@@ -510,9 +509,34 @@ def test_evaluate_matches_classes_by_name(run, tmp_path):
         tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"]
     )
     with pytest.raises(
-        ConfigError, match=r"2 classes \(cat, \.\.\.\), but the run has 10 \(0, \.\.\. of digits\)"
+        ConfigError, match=r"2 classes \(cat, \.\.\.\), and the run has 10 \(0, \.\.\. of digits\)"
     ):
         evaluate(run, "dataset=image_folder", *overrides, f"data_dir={tmp_path}")
+
+
+def test_evaluate_compares_by_position_only_on_request(run, capsys, tmp_path):
+    """The class 3 is named three, so the names sort otherwise. Only the test folder is needed."""
+    digits = load_digits()
+    images, labels = (digits.images[:60] * 15).astype(np.uint8), digits.target[:60]
+    names = ["three" if k == 3 else str(k) for k in range(10)]
+    options = image_folder(tmp_path / "own", images, labels, names)
+    shutil.rmtree(tmp_path / "own" / "train")
+    command = ["evaluate", str(run.directory), "dataset=image_folder", *options]
+    command += [f"data_dir={tmp_path}", "--device=cpu"]
+    assert main.main(command) == 2
+    said = capsys.readouterr().err
+    assert "only this data set has three, and only the run has 3; --by-position compares" in said
+    (tmp_path / "own" / "test" / "three").rename(tmp_path / "own" / "test" / "3")
+    assert main.main(command) == 0
+    by_name = capsys.readouterr().out
+    assert main.main([*command, "--by-position"]) == 0
+    assert capsys.readouterr().out == by_name  # the same order
+    assert f"image_folder, {len(labels)} test examples" in by_name
+    assert main.main(["evaluate", str(run.directory), "--by-position"]) == 2
+    assert "--by-position: is for another data set" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "own" / "test" / "3")
+    assert main.main([*command, "--by-position"]) == 2
+    assert "has 9 classes (0, ...), but the run has 10" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -40,23 +40,33 @@ class Evaluation:
     without test examples."""
 
 
+@dataclass(frozen=True)
+class TestData:
+    """What a model is evaluated on."""
+
+    __test__ = False  # no test class of pytest
+
+    dataset: DataSource | None = None  # None: the run's own data set
+    data_dir: str | None = None
+    """The directory that contains the run's data now; None: the data have not moved."""
+    by_position: bool = False
+    """Whether class k of `dataset` is class k of the run, whatever their names."""
+
+
 @default_torch()
 def evaluate_run(
-    run: RunDirectory,
-    dataset: DataSource | None = None,
-    number: int | None = None,
-    device: str = "auto",
-    data_dir: str | None = None,
+    run: RunDirectory, tested: TestData, number: int | None = None, device: str = "auto"
 ) -> Evaluation:
     """Evaluate a saved model of a run.
 
-    dataset: the data set to evaluate on, or None for the run's own data set. number: the round of
-    the model, or None for the last saved round. device: auto, cpu, cuda or cuda:<number>. data_dir:
-    the directory that contains the run's data now, or None if the data have not moved. Raises
-    ConfigError if the data set does not suit the model.
+    number: the round of the model, or None for the last saved round. device: auto, cpu, cuda or
+    cuda:<number>. Raises ConfigError if the data set does not suit the model.
     """
-    module, kept, parts = load_network(run, number, data_dir)
-    data = load_own_data(parts) if dataset is None else convert_dataset(dataset, run, parts)
+    module, kept, parts = load_network(run, number, tested.data_dir)
+    if tested.dataset is None:
+        data = load_own_data(parts)
+    else:
+        data = convert_dataset(tested.dataset, run, parts, tested.by_position)
     runtime = make_runtime(run, module, parts, data, choose_hardware(run, device))
     params = {name: value.to(runtime.device) for name, value in kept.params.items()}
     outcome = runtime.evaluate(params)
@@ -101,12 +111,15 @@ def drop_training_part(data: Data) -> Data:
     return replace(data, x_train=data.x_train[:1], y_train=data.y_train[:1], owners=None)
 
 
-def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
+def convert_dataset(
+    dataset: DataSource, run: RunDirectory, parts: Parts, by_position: bool = False
+) -> Data:
     """Convert another data set to the format of the run's data.
 
     Labels refer to the run's classes. Images get the size, channels and normalisation of the run's
-    images, and texts are encoded with the run's vocabulary. Raises ConfigError if one data set has
-    images and the other has texts, or if the classes cannot be matched.
+    images, and texts are encoded with the run's vocabulary. by_position: see `TestData`. Raises
+    ConfigError if one data set has images and the other has texts, or if the classes cannot be
+    matched.
     """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
@@ -115,11 +128,13 @@ def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Dat
         )
     if dataset.kind == "text":
         like = drop_training_part(parts.dataset.load())
+        data = load_like(dataset, like)
     else:
         like = image_template(run, parts)
-    data = load_like(dataset, like)
+        data = dataset.load_test()
     classes = run.class_names
-    labels, keeps = match_classes(data, classes, run.config.get("dataset", {}).get("name", ""))
+    own = run.config.get("dataset", {}).get("name", "")
+    labels, keeps = match_classes(data, classes, own, by_position)
     return replace(
         like,
         name=data.name,
@@ -161,31 +176,25 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
 
 
 def match_classes(
-    data: Data, classes: Sequence[str], own: str
+    data: Data, classes: Sequence[str], own: str, by_position: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (label in the run, whether the run has the class) for each example, [M].
 
-    Classes are matched by name if all class names of the data set occur in the run, or vice versa.
-    Otherwise, they are matched by number if both have the same number of classes. Raises
-    ConfigError if neither is possible, or if no example has one of the run's classes.
+    Classes are matched by name; all class names of the data set must occur in the run, or vice
+    versa. `by_position` matches them by number instead. Raises ConfigError if they cannot be
+    matched, or if no example has one of the run's classes.
+
+    own: the name of the run's data set.
     """
     places = {name: number for number, name in enumerate(classes)}
     common = [name for name in data.classes if name in places]
-    if common and len(common) == min(len(classes), data.num_classes):
-        numbers = torch.tensor([places.get(name, -1) for name in data.classes])
-    elif len(classes) == data.num_classes:
-        log.warning(
-            "dataset=%s: the class names (%s, ...) differ from the run's (%s, ...);"
-            " class 0 is compared with class 0, and so on",
-            *(data.name, data.classes[0], classes[0]),
-        )
+    whole = len(common) == min(len(classes), data.num_classes) > 0
+    if by_position and len(classes) == data.num_classes:
         numbers = torch.arange(data.num_classes)
+    elif whole and not by_position:
+        numbers = torch.tensor([places.get(name, -1) for name in data.classes])
     else:
-        raise ConfigError(
-            f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), but the"
-            f" run has {len(classes)} ({classes[0]}, ... of {own}); every class name of one data"
-            " set must occur in the other"
-        )
+        raise ConfigError(describe_mismatch(data, classes, own, by_position))
     labels = numbers[data.y_test]
     keeps = labels >= 0
     if not keeps.any():
@@ -196,6 +205,29 @@ def match_classes(
             *(int((~keeps).sum()), len(keeps), data.name),
         )
     return labels, keeps
+
+
+def describe_mismatch(data: Data, classes: Sequence[str], own: str, by_position: bool) -> str:
+    """Return why the classes of a data set cannot be matched with those of a run."""
+    sides = ((data.classes, classes), (classes, data.classes))
+    alone = [[name for name in names if name not in others] for names, others in sides]
+    counts = f"{data.num_classes} classes ({data.classes[0]}, ...)"
+    run = f"the run has {len(classes)} ({classes[0]}, ... of {own})"
+    if by_position:
+        return f"--by-position: dataset={data.name} has {counts}, but {run}; must be as many"
+    text = (
+        f"dataset={data.name} has {counts}, and {run}; every class name of one data set must occur"
+        f" in the other, but only this data set has {shorten(alone[0])}, and only the run has"
+        f" {shorten(alone[1])}"
+    )
+    if data.num_classes == len(classes):
+        text += "; --by-position compares class 0 with class 0, and so on"
+    return text
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Return the first names of a list as text."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:

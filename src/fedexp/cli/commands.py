@@ -139,7 +139,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Test a run's saved model and show the accuracy of each class.
 
     By default, the model is tested on the run's test set. `dataset=` selects the test set of
-    another data set with the same classes.
+    another data set with the same classes. Classes are matched by name.
     """
     from fedexp.cli.evaluate import format_table, read_dataset
     from fedexp.config.composition import trusted_classes
@@ -155,14 +155,15 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:<number>")
     add("--out", type=Path, help="also write the table to this csv file")
     add("--config-dir", type=Path, help="a directory with your own config groups")
+    add("--by-position", action="store_true", help="match classes by number, not by name")
     options = parse_arguments(parser, arguments)
     run = require_run(options.run)
-    source, data_dir = read_dataset(options.overrides, options.config_dir)
+    tested = read_dataset(options.overrides, options.config_dir, options.by_position)
     log_to_console()
     from fedexp.analysis.evaluation import evaluate_run
 
     with trusted_classes(options.config_dir):
-        found = evaluate_run(run, source, options.round, options.device, data_dir)
+        found = evaluate_run(run, tested, options.round, options.device)
     print(format_table(found))
     if options.out is not None:
         write_atomically(options.out, found.classes.to_csv(index=False).encode())

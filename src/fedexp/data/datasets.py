@@ -38,6 +38,7 @@ from fedexp.data.image_files import (
     list_images,
     require_all_used,
     scan_lists,
+    scan_splits,
     scan_tree,
     scan_undivided,
     stratified_split,
@@ -324,7 +325,10 @@ class AnyTorchvision(Dataset):
         train, test = self.open("train"), self.open("test")
         (x_train, raw), (x_test, raw_test) = self.decode(train), self.decode(test)
         known = sort_classes(set(raw))
-        names = getattr(train, "classes", None) or range(known[-1] + 1)
+        names, test_names = (getattr(each, "classes", None) for each in (train, test))
+        if names and test_names and list(names) != list(test_names):  # other numbers
+            raw_test = number_labels([test_names[k] for k in raw_test], names, self.source)
+        names = names or range(known[-1] + 1)
         y_train, y_test = (number_labels(labels, known, self.source) for labels in (raw, raw_test))
         return make_arrays((x_train, y_train), (x_test, y_test), [str(names[k]) for k in known])
 
@@ -503,6 +507,15 @@ class ImageFolder(ImageFiles):
                 " download it again, or set dataset.counts=null to use these images"
             )
         return super().read_tree(tree, form)
+
+    def load_test(self) -> ImageData:
+        """Return the data set. If there are only test folders, it has one training image."""
+        root, splits = Path(self.root), self.test_splits or ("test",)
+        missing = not any((root / name).is_dir() for name in self.train_splits)
+        if self.counts is not None or not missing or not (root / splits[0]).is_dir():
+            return self.load()
+        files, classes = scan_splits(root, splits)
+        return self.checked(self.read_tree(Tree(files[:1], files, classes), self.form))
 
     def scan(self) -> Tree:
         root = Path(self.root)

@@ -121,11 +121,16 @@ def encode_labels(
 ) -> tuple[list[int], list[int], tuple[str, ...]]:
     """Return (labels of the training examples, labels of the test examples, class names).
 
-    The class names are taken from the data set if it defines them. Otherwise they are the labels of
-    the training examples, in the order of `sort_classes`. Raises ConfigError if labels are missing.
+    The class names are taken from the training split if it defines them. Otherwise they are the
+    labels of the training examples, in the order of `sort_classes`. The two splits may number their
+    classes differently; labels are then matched by class name.
+
+    Raises ConfigError if labels are missing, or if only one split names its classes and the labels
+    of the other are numbers.
     """
-    names = getattr(train.features[column], "names", None)
-    raw = [list(split[column]) for split in (train, test)]
+    splits = (train, test)
+    names, test_names = (list_names(split, column) for split in splits)
+    raw = [list(split[column]) for split in splits]
     lacking = "label (None, nan, -1 or an empty text)"
     for split, labels in (("training", raw[0]), ("test", raw[1])):
         absent = [number for number, label in enumerate(labels) if is_missing(label)]
@@ -136,10 +141,45 @@ def encode_labels(
                 f"dataset.label={column}: each example must have one label, but a label is"
                 f" {label}; choose another column"
             )
-    known = list(range(len(names))) if names else sort_classes(set(raw[0]))
     source = f"dataset.label={column}"
+    if names != test_names:
+        require_names(raw, (names, test_names), source)
+        raw = [name_labels(*each) for each in zip(raw, (names, test_names), strict=True)]
+        known = list(names or sort_classes(set(raw[0])))
+    else:
+        known = list(range(len(names))) if names else sort_classes(set(raw[0]))
     y_train, y_test = (number_labels(labels, known, source) for labels in raw)
     return y_train, y_test, tuple(map(str, names or known))
+
+
+def list_names(split: Any, column: str) -> tuple[str, ...]:
+    """Return the class names that a split defines, ordered by label, or none."""
+    return tuple(getattr(split.features[column], "names", None) or ())
+
+
+def name_labels(labels: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the class name of each label. Without `names`, a label is its class name."""
+    known = range(len(names))
+    return [names[label] if label in known else str(label) for label in labels]
+
+
+def require_names(
+    raw: Sequence[Sequence[Any]], names: Sequence[Sequence[str]], source: str
+) -> None:
+    """Raise ConfigError if only one split names its classes, and the other one has numbers.
+
+    The numbers may count the classes in another order. They are accepted if the names are the
+    numbers 0 to C - 1. raw, names: of the training and test examples.
+    """
+    for plain, other, k in ((raw[1], names[0], 1), (raw[0], names[1], 0)):
+        numbered = any(not isinstance(label, str) for label in plain)
+        if other and not names[k] and numbered and list(other) != [*map(str, range(len(other)))]:
+            which = ("training", "test")
+            raise ConfigError(
+                f"{source}: the {which[1 - k]} examples have class names ({other[0]}, ...), but"
+                f" the {which[k]} examples only have numbers, which may count the classes in"
+                " another order; store the class names with both splits"
+            )
 
 
 def is_missing(label: object) -> bool:
@@ -181,6 +221,8 @@ class HuggingFaceImages(Hub, Dataset):
             return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}
 
         content = [str(split._fingerprint) for split in (train, test)] + [f"classes {classes}"]
+        if (names := list_names(test, label)) != list_names(train, label):
+            content += [f"test classes {names}"]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
         options |= {} if self.owner is None else {"owner": self.owner}
         return load_cached(self.data_dir, self.name, content, options, build)
