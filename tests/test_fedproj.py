@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.fedproj import FedProj, project
+from fedexp.algorithms.optimizers import KEPT
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
@@ -49,6 +50,17 @@ def test_projection_equals_hand_calculation(gradient, past, expected):
         return {"a": float64(values[0]), "b": float64(values[1])}
 
     assert_close(project(params(gradient), params(past)), params(expected), 1e-15)
+
+
+def test_clients_may_keep_their_optimizer():
+    """The server's Adam starts anew in each round."""
+    keeping = replace(LOCAL, keep_optimizer=True)
+    kept, fresh = (
+        play(make_simulation(fedproj(), local=local, participation=1.0, **PUBLIC), 2)
+        for local in (keeping, LOCAL)
+    )
+    assert all(KEPT in each for each in kept.clients.values())
+    assert not torch.equal(flat(kept.server["params"]), flat(fresh.server["params"]))
 
 
 def ensemble_loss(net, w, x, z, tau):

@@ -26,6 +26,8 @@ FEDERATION = (
 )
 # three steps a client
 SMALL = (*FEDERATION, "model.channels=[4]", "model.hidden=[8]", "local.batch_size=60")
+# the same for any partition, since only partition=lda has a minimal size
+WITHOUT_MIN_SIZE = tuple(option for option in SMALL if not option.startswith("min_size"))
 
 # An algorithm that fails.
 ALGORITHM = """

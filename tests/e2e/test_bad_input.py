@@ -43,6 +43,9 @@ rounds=0 algorithm.beta=-1 algorithm=fedntd alpha=0 hydra.run.dir=run => rounds 
 algorithm= => fedexp: algorithm=: must be one option of the group
 tracker=[] => fedexp: tracker=[]: must name options; use tracker=none or leave it out
 tracker=[wandb,none] => fedexp: tracker=[wandb,none]: none cannot be combined with other
+tracker=[wandb,tensorbord] => fedexp: tracker=tensorbord: no such option (nearest: 'tensorboard')
+hydra.output_subdir=own => fedexp: hydra.output_subdir=own: cannot be set | .hydra/
+hydra={output_subdir:own} => fedexp: hydra={output_subdir:own}: cannot be set
 tracker=wandb tracker.project=x => is now written with the name of the option: tracker.wandb.project
 hydra.run.dir= => fedexp: hydra.run.dir=: must name a directory
 seeds=3 => fedexp: seeds=3: must be a node with the keys seeds.partition, seeds.sampling,
@@ -85,7 +88,6 @@ model={a:1} => model={a:1} | one option of the group
 figures=3 => figures=3: must be a node with the keys figures.draw
 figures.format=[jpg] figures.style=nowhere.mplstyle => =jpg | png, pdf, svg | nowhere.mplstyle
 rounds=0 hydra/job_logging=default => rounds=0
-rounds=0 hydra.output_subdir=own => rounds=0
 rounds=0 hydra.job.chdir=true => rounds=0
 seed=range(3) => seed=range(3): several values | --multirun
 targets=[é] => targets=[é] | is not quoted
@@ -106,7 +108,6 @@ algorithm=lwf scenario=class_incremental server.optimizer=adam => paradigm=centr
 algorithm=cfed scenario=class_incremental => CFeD needs unlabelled examples | surrogate.fraction=0.1
 algorithm=fedlwf => FedLwF
 algorithm=l2p scenario=class_incremental partition=iid => transformer
-tracker=[wandb,tensorbord] => tracker=tensorbord | nearest: 'tensorboard'
 """
 
 

@@ -4,8 +4,16 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-from helpers import assert_same_run, content_of, summary_of, write_images
+from helpers import (
+    SMALL,
+    WITHOUT_MIN_SIZE,
+    assert_same_run,
+    content_of,
+    summary_of,
+    write_images,
+)
+
+from fedexp.core import storage
 
 
 def change(path: Path) -> None:
@@ -32,7 +40,6 @@ PHOTOS = (
 CHANGED = "the data have changed since the run started (checksums of arrays: "
 
 
-@pytest.mark.slow
 def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
     """A relative dataset.root refers to the directory in which the run began. Moved images are
     recognised by their content.
@@ -49,6 +56,23 @@ def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
     shutil.move(tmp_path / "photos", tmp_path / "pictures")
     fedexp.done("resume=../run", "dataset.root=../pictures", "data_dir=cache")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_keys_that_only_the_options_of_the_run_have_can_be_given(fedexp, tmp_path):
+    """The default options have neither partition.path nor algorithm.mu."""
+    fedexp.done("rounds=1", *SMALL, "hydra.run.dir=first")
+    shutil.copy(tmp_path / "first/partition.npz", tmp_path / "parts.npz")
+    given = ("partition=file", "partition.path=parts.npz", "algorithm=fedprox")
+    fedexp.done("rounds=1", *given, *WITHOUT_MIN_SIZE, "hydra.run.dir=run")
+    (tmp_path / "parts.npz").rename(tmp_path / "moved.npz")
+    changed = ("rounds=2", "partition.path=moved.npz")
+    assert "  algorithm.mu: " in fedexp.rejected("resume=run", *changed, "algorithm.mu=7").err
+    fedexp.done("resume=run", *changed)
+    assert summary_of(tmp_path / "run")["rounds"] == 2
+    assert {*changed} <= {*storage.read_overrides(tmp_path / "run/.hydra/overrides.yaml")}
+    for key in ("algorithm.beta", "partition.alpha", "dataset.root"):
+        said = fedexp.rejected("resume=run", "rounds=3", f"{key}=1").err
+        assert f"{key}: cannot be given with resume=" in said
 
 
 def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):

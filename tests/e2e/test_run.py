@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from helpers import SMALL, assert_same_run, summary_of, write_images
+from helpers import SMALL, WITHOUT_MIN_SIZE, assert_same_run, summary_of, write_images
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -99,10 +99,9 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
     assert said["a"]["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.slow
 def test_first_lines_describe_the_data_and_unused_examples(fedexp, tmp_path):
     few = ("num_clients=1000", "participation=0.002", "rounds=1", "partition=iid")
-    fedexp.done(*SMALL, *few, "min_size=null", "hydra.run.dir=run")
+    fedexp.done(*WITHOUT_MIN_SIZE, *few, "hydra.run.dir=run")
     said = (tmp_path / "run/run.log").read_text()
     assert "dataset=digits: 10 classes (0 to 9); 1,437 training and 360 test examples" in said
     assert "WARNING partition=iid: 437 of 1,437 training examples are unused" in said
@@ -118,14 +117,13 @@ def test_one_class_is_rejected(fedexp, tmp_path):
 
 def test_partition_file_can_be_reused(fedexp, tmp_path):
     fedexp.done("rounds=1", "hydra.run.dir=first", *SMALL)
-    small = [option for option in SMALL if not option.startswith("min_size")]
     again = (
         "partition=file",
         "partition.path=first/partition.npz",
         "seeds.partition=9",
         "hydra.run.dir=second",
     )
-    fedexp.done("rounds=1", *again, *small)
+    fedexp.done("rounds=1", *again, *WITHOUT_MIN_SIZE)
     assert_same_run(tmp_path / "first", tmp_path / "second")
 
 

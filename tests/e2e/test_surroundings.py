@@ -61,7 +61,6 @@ def test_signal_during_imports_is_raised_after_them():
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.slow
 def test_locale_without_utf_8_is_replaced(tmp_path):
     (tmp_path / "ü").mkdir()
     # rejected before torch is imported

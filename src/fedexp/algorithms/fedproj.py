@@ -142,7 +142,8 @@ class FedProj(FedAvg):
             teacher = ensemble[torch.as_tensor(numbers, device=ensemble.device)]
             return self.tau**2 * kl_divergence(teacher, student, self.tau).mean()
 
-        adam = replace(round.local, optimizer="adam", weight_decay=0.0)
+        # the server's optimizer starts anew in each round, whatever the clients keep
+        adam = replace(round.local, optimizer="adam", weight_decay=0.0, keep_optimizer=False)
         batches = distillation.minibatches(
             round.rng, len(public), self.batch_size, self.epochs_on_server
         )

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedexp.config.overrides import (
+    FORCED,
     OF_COMMAND,
     assigned_values,
     key_of,
@@ -58,7 +59,7 @@ def resumed_job(job: Job) -> Job:
             node.scenario.rounds_per_task = value  # ${rounds} in the options of the group
         OmegaConf.update(node, key, value, merge=False)
         moved = OmegaConf.to_container(node)
-    typed = [text for text in job.overrides if key_of(text) != "resume"]
+    typed = [text.removeprefix(FORCED) for text in job.overrides if key_of(text) != "resume"]
     keys = {*map(key_of, typed), *OF_COMMAND}
     before = storage.read_overrides(directory / files.OVERRIDES)
     kept = [text for text in before if key_of(text) not in keys]

@@ -11,11 +11,13 @@ from fedexp.config.options import (
     known_keys,
     list_groups,
 )
+from fedexp.config.overrides import FORCED, assigned_values, key_of, with_quoted_letters
 from fedexp.core.errors import ConfigError, nearest, reject_password
 from fedexp.core.private.hydra_internals import get_args_parser
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
 MULTIRUN = {"--multirun", "-m"}
+UNSET = (None, "None")  # how `assigned_values` returns null
 SEARCH = "hydra/sweeper=optuna"
 
 
@@ -26,6 +28,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
     """
     check_same_names(config_folders(arguments))
     check_options(arguments)
+    check_output(arguments)
     in_sweep = not MULTIRUN.isdisjoint(arguments)
     written = []
     names: list[str] = []
@@ -33,7 +36,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         key, _, value = text.partition("=")
         reject_password(key, value)
         if key not in OF_SWEEPER:
-            written.append(text)
+            written.append(text if text.startswith("-") else with_quoted_letters(text))
         elif not in_sweep:
             raise ConfigError(f"{text}: needs --multirun")
         elif SEARCH in arguments:
@@ -44,6 +47,8 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
             names = list(dict.fromkeys(value.split(",")))
         else:
             written.append(f"hydra.sweeper.{text}")
+    if any(key_of(text) == "resume" for text in written):
+        written = forced_by_options(written)
     # Hydra's parser does not accept flags between overrides
     written.sort(key=lambda text: "=" in text and not text.startswith("-"))
     check_flags(written)
@@ -59,6 +64,16 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         [*written, f"hydra.sweeper.sweep={name}", *(placed or [f"hydra.sweep.dir=multirun/{name}"])]
         for name in names
     ]
+
+
+def forced_by_options(arguments: Sequence[str]) -> list[str]:
+    """Return arguments in which keys that only some options have are accepted with any option.
+
+    The configuration that Hydra composes for `resume=` has the default options. The run has others,
+    and `resumed_job` refuses what the run does not have.
+    """
+    owners = known_keys(config_folders(arguments))
+    return [f"{FORCED}{text}" if owners.get(text.partition("=")[0]) else text for text in arguments]
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:
@@ -116,6 +131,20 @@ def check_flags(arguments: Sequence[str]) -> None:
             given = value or "<value>"
             raise ConfigError(f"{text}: must be written without dashes: {key}={given}")
         raise ConfigError(f"{flag}: no such flag{nearest(flag, flags)}; flags: {', '.join(flags)}")
+
+
+def check_output(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if Hydra would write a folder before fedexp checks the configuration.
+
+    With the name .hydra and `resume=`, it would replace the options of the run.
+    """
+    key = "hydra.output_subdir"
+    for text in overrides:
+        if key_of(text) in ("hydra", key) and dict(assigned_values(text)).get(key) not in UNSET:
+            raise ConfigError(
+                f"{text}: cannot be set, because Hydra would write to this folder before fedexp"
+                " checks the configuration; fedexp writes .hydra/ itself"
+            )
 
 
 def check_options(overrides: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """Compose configurations with Hydra for subcommands and for runs started from Python."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -20,10 +18,10 @@ from fedexp.config import launchers
 from fedexp.config.arguments import check_same_names, prepare
 from fedexp.config.messages import explain
 from fedexp.config.options import conf_directory
+from fedexp.config.overrides import PLAIN, quoted
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
 
-PLAIN = re.compile(r"[\w./:~+-]+", re.ASCII)  # texts that Hydra's grammar reads without quotes
 # errors of Hydra, OmegaConf and yaml that `explain` turns into messages
 OWN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 COMPOSITION_ERRORS = (*OWN_ERRORS, ValueError, RecursionError)
@@ -83,11 +81,6 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     if flags := [each for each in overrides if each.startswith("-")]:
         raise ConfigError(f"{flags[0]}: must be an override (key=value), not a flag")
     return list(overrides)
-
-
-def quoted(text: str) -> str:
-    """Quote a value for Hydra's grammar. Interpolations in the value are still resolved."""
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def path_override(key: str, path: Path) -> str:

@@ -16,7 +16,8 @@ from fedexp.config.removed import explain_removed
 from fedexp.core.errors import nearest
 from fedexp.core.storage import load_yaml
 
-OPTION = re.compile(r"Could not find '((?:hydra/)?[^'/]+)/([^']*)'")
+# "load": of an option in a list, such as tracker=[wandb,tensorbord]
+OPTION = re.compile(r"Could not (?:find|load) '((?:hydra/)?[^'/]+)/([^']*)'")
 KEY = re.compile(r"Could not override '([^']+)'|Key '[^']+' is not in struct\s+full_key: (\S+)")
 SWEEP = re.compile(r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires")
 HYDRAS = ("See https", "Set the env", "object_type")  # prefixes of lines that do not help users

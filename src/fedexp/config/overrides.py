@@ -6,14 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 FILES = ("data_dir", "root", "path", "weights")  # keys of paths to data
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
+# texts that Hydra's grammar reads without quotes; NAME: the same with letters of any alphabet
+PLAIN = re.compile(r"[\w./:~+-]+", re.ASCII)
+NAME = re.compile(PLAIN.pattern)
+FORCED = "++"  # begins an override of a key that the composed configuration need not have
 
 
 def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
+
+
+def quoted(text: str) -> str:
+    """Quote a value for Hydra's grammar. Interpolations in the value are still resolved."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def with_quoted_letters(override: str) -> str:
+    """Quote a name with letters such as é or 数, as in `resume=été`, for Hydra's grammar."""
+    key, _, value = override.partition("=")
+    needs_quotes = NAME.fullmatch(value) and not PLAIN.fullmatch(value)
+    return f"{key}={quoted(value)}" if needs_quotes else override
 
 
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
