@@ -99,3 +99,9 @@ def make_run(
         "forgetting": forgetting,
     } | summary
     (directory / "summary.json").write_text(json.dumps(content))
+    origin = {"format": 2, "identity": "1f", "started": "2026-11-28T12:00:00+00:00"}
+    origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": [], "values": {}}
+    (directory / "origin.json").write_text(json.dumps(origin))
+    origin = {"format": 2, "identity": "1f", "started": "2026-11-28T12:00:00+00:00"}
+    origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": [], "values": {}}
+    (directory / "origin.json").write_text(json.dumps(origin))

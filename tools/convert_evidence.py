@@ -4,9 +4,10 @@
     python tools/convert_evidence.py multirun/fedntd_table1 ../other/multirun/fedntd_table1
 
 Runs are read from the second directory (by default, the sweep's own) in the format of the commit in
-tools/evidence_commit.txt. A run replaces the line of the same name; all other lines stay.
-`fedexp_papers.evidence` describes a line. It leaves out clients' tables, checkpoints, partition
-indices, and the times of a round's phases. Absolute paths are shortened to their last part.
+tools/evidence_commit.txt, which stores when a run started. A run replaces the line of the same
+name; all other lines stay. `fedexp_papers.evidence` describes a line. It leaves out clients'
+tables, checkpoints, partition indices, and the times of a round's phases. Absolute paths are
+shortened to their last part.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import yaml
 
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
+from fedexp.rundir.origin import read as read_origin
+from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.cells import reasons_not_to_judge
 from fedexp_papers.evidence import TABLE, read_table
 from fedexp_papers.sweeps import PaperSweep, all_paper_sweeps
@@ -55,7 +57,7 @@ def convert(directory: Path, source: Path) -> int:
     for job in jobs:
         try:
             line = read_run(job, sweep)
-        except (OSError, ValueError, LookupError, yaml.YAMLError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise ConfigError(f"{job}: the run cannot be read ({error!r})") from error
         if line:
             found[job.name] = line
@@ -80,35 +82,26 @@ def write_table(directory: Path, lines: Mapping[str, Any]) -> None:
 def read_run(job: Path, sweep: PaperSweep | None) -> dict[str, Any] | None:
     """Return the line of a job, or None if its run is not finished.
 
-    If the job uses the run of another sweep, the line contains that run.
+    Raises ConfigError for a run of a version that did not store when a run started: the start shows
+    that a prediction is older than its run.
     """
-    run, line = job, {}
-    if not (job / "summary.json").exists() and (job / "elsewhere.json").exists():
-        run = job / read_json(job / "elsewhere.json")["run"]
-        if run.resolve().parent != job.resolve().parent:
-            line["made_by"] = run.resolve().parent.name
-    if not (run / "summary.json").exists():
+    run = RunDirectory(job)
+    if not run.finished:
         return None
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    summary = read_json(run / "summary.json")
-    if summary["status"] not in ("completed", "stopped", "diverged"):
-        return None
-    overrides = yaml.safe_load((job / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    origin = read_json(run / "fingerprint.json") if (run / "fingerprint.json").exists() else {}
-    origin.pop("directory", None)
-    return line | {
-        "not_judged": reasons_not_to_judge(sweep, config, summary) if sweep else [],
-        "overrides": shorten_paths(overrides),
-        "config": shorten_paths(config),
-        "summary": shorten_paths(summary),
+    origin = read_origin(job)
+    if origin["started"] is None:
+        raise ConfigError(f"{job}: the version that started the run did not store its start time")
+    del origin["directory"]
+    reasons = reasons_not_to_judge(sweep, run.config, run.summary) if sweep else []
+    return {
+        "not_judged": reasons,
+        "overrides": shorten_paths(run.overrides),
+        "config": shorten_paths(run.config),
+        "summary": shorten_paths(run.summary),
         "origin": shorten_paths(origin),
-        "tables": {path.name: read_columns(path) for each in TABLES for path in run.glob(each)},
-        "partitions": {path.name: read_partition(path) for path in run.glob("partition*.npz")},
+        "tables": {path.name: read_columns(path) for each in TABLES for path in job.glob(each)},
+        "partitions": {path.name: read_partition(path) for path in job.glob("partition*.npz")},
     }
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_columns(path: Path) -> dict[str, str]:

@@ -6,7 +6,9 @@ run         name of the run's directory
 made_by     name of the sweep that made the run, if it was another one
 not_judged  reasons not to compare the run's values with published ones, as found when the line was
             written
-overrides, config, summary, origin   what the run's files of these names contain
+overrides, config, summary   what the run's files of these names contain
+origin      what its origin.json contains, such as the time at which it started (`started`), without
+            the directory; older runs have other values, and no start
 tables      csv file -> column -> its cells, joined by commas
 partitions  npz file -> examples per client and class (counts), class names, how the partition was
             made (info), and its hash

@@ -70,6 +70,10 @@ def test_line_has_the_cells_of_the_tables_but_no_local_paths(tmp_path):
         "train_loss": ",1.234568",
         "seconds": ",12.3",
     }
+    assert line["origin"] == {
+        **{"identity": "1f", "started": "2026-11-28T12:00:00+00:00", "sweep": None},
+        **{"shape": [32, 32, 3], "parts": [], "values": {}},
+    }
     assert {"class_accuracy.csv", "class_accuracy_augmented.csv"} < set(line["tables"])
     partition = {"counts": [[1, 2], [0, 3]], "classes": ["a", "b"], "info": {}, "hash": "h"}
     assert line["partitions"] == {"partition.npz": partition}
@@ -111,6 +115,24 @@ def test_curve_of_a_task_has_the_rounds_of_the_task(tmp_path):
     assert select_curve(table, task=1).to_dict() == {1: 0.25, 2: 0.5}
     assert select_curve(table).tolist() == [0.25, 0.5, 0.75]
     assert select_curve(table, view="augmented").tolist() == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("started", [None, "no file"])
+def test_run_without_its_start_is_refused(started, tmp_path):
+    """Nothing shows that a prediction is older than such a run. The table stays as it was."""
+    make_run(tmp_path / "a", ["seed=0"], [0.5])
+    assert convert(tmp_path / "a", tmp_path / "a") == 1
+    before = (tmp_path / "a" / evidence.TABLE).read_bytes()
+    make_run(tmp_path / "b", ["seed=1"], [0.6])
+    path = tmp_path / "b" / "run0" / "origin.json"
+    origin = json.loads(path.read_text())
+    path.unlink()
+    if started is None:
+        path.write_text(json.dumps(origin | {"started": None}))
+    reason = "made by fedexp 0.1" if started else "did not store its start time"
+    with pytest.raises(ConfigError, match=reason):
+        convert(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a" / evidence.TABLE).read_bytes() == before
 
 
 @pytest.mark.parametrize(
