@@ -24,7 +24,7 @@ def test_every_method_has_the_same_budget_and_no_seed_of_the_benchmark():
     (block,) = final.blocks
     assert jobs == dict.fromkeys(block.values_of("algorithm"), 27)
     assert len(jobs) == 9
-    assert len(list(block.combinations())) == 135
+    assert len(list(block.combinations())) == 243
     assert "10" not in block.values_of("seed")
     assert "public.fraction=0.025" in search.also
     assert set(search.also) == set(final.also)
