@@ -174,6 +174,15 @@ def test_windows_clients_come_once_and_do_not_come_back():
     assert everyone == {key: list(range(6)) for key in (1, 2, 3)}
 
 
+def test_windows_may_end_in_any_round_since_their_start():
+    """The last round is one of them: in two rounds, half of the 400 clients stay (standard error
+    0.025), and a client that arrives in the last round is there."""
+    plan = Windows(late=0.0, early=1.0).plan(clients(2, 400, 400))
+    assert len(plan[1]) == 400
+    assert len(plan[2]) / 400 == pytest.approx(0.5, abs=0.075)
+    assert Windows(late=1.0, early=1.0).plan(clients(1, 4, 4)) == {1: [0, 1, 2, 3]}
+
+
 def test_power_law_first_client_of_a_cohort():
     """With cohorts of one client and exponent 1, three clients have the shares 6/11, 3/11, 2/11."""
     rounds = 2750

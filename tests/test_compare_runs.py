@@ -3,7 +3,10 @@
 import json
 import shutil
 
+import pandas as pd
+
 import fedexp
+from fedexp.analysis.compare import first_difference
 from fedexp.cli.main import main
 from fedexp.core.storage import read_table
 from quick_runs import SMALL
@@ -47,3 +50,11 @@ def test_first_difference_and_its_reasons_are_named(tmp_path, capsys):
     assert compared(*runs[:2])[1][1] == missing
     code, lines = compared(runs[0], tmp_path)
     assert (code, "is not a run directory" in lines[0]) == (2, True)
+
+
+def test_a_missing_value_differs_from_a_number_only():
+    one = pd.DataFrame({"round": [0, 1], "forgetting": [None, 0.25]})
+    other = one.assign(forgetting=[None, float("nan")])
+    assert first_difference("rounds.csv", other, other.copy()) == []
+    line = "round 1, rounds.csv, forgetting: 0.25 and nan"
+    assert first_difference("rounds.csv", one, other) == [(1, line)]

@@ -21,7 +21,7 @@ from fedexp.core.limits import Checked
 from fedexp.data.cache import load_mapped
 from fedexp.data.mapped import Chosen
 from fedexp.rundir import origin
-from fedexp.rundir.identity import digest, essential, group_name
+from fedexp.rundir.identity import digest, essential, group_name, result_values
 from fedexp.trackers.base import Callback, CallbackConfig
 from fedexp.training import summary
 from toy_federation import composed, make_simulation
@@ -49,6 +49,12 @@ def test_only_values_that_change_results_count():
     assert not any(key in base for key in ("tracker._target_", "choices", "data_dir"))
     assert "partition.alpha" in base
     assert "alpha" not in base, "the same value"
+
+
+def test_only_paths_in_the_data_dir_are_relative_to_it():
+    """The name of another folder may begin with the name of the data_dir."""
+    values = {"data_dir": "/mnt/data", "inside": "/mnt/data/a", "beside": "/mnt/data2/a"}
+    assert result_values(values) == {"inside": "${data_dir}/a", "beside": "/mnt/data2/a"}
 
 
 def test_versions_of_classes_and_of_their_bases_count(monkeypatch):

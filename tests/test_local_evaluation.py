@@ -8,8 +8,9 @@ from fedexp.config.settings import LocalEvaluation
 from fedexp.core.errors import ConfigError
 from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import RoundDrop
-from fedexp.rundir import files
+from fedexp.rundir import checkpoint, files
 from fedexp.testing import record
+from fedexp.training.resuming import read_state
 from fedexp.training.summary import summary_of
 from toy_federation import ALL, make_simulation
 
@@ -46,11 +47,15 @@ def test_local_models_are_tested_only_in_every_second_round(tmp_path):
 def test_distributed_model_is_tested_if_previous_round_was_not(tmp_path):
     """Rounds 2, 4 and 5 are evaluated, so the models after rounds 1, 3 and 4 are needed."""
     whole = record(make(rounds=5), tmp_path / "whole").record
-    state = record(make(rounds=5, eval_interval=2), tmp_path / "some")
+    simulation = make(rounds=5, eval_interval=2)
+    state = record(simulation, tmp_path / "some")
     history = state.record
     assert history.local_rounds == [2, 4, 5]
     for number in history.local_rounds:
         np.testing.assert_array_equal(history.distributed(number), whole.distributed(number))
+    saved = checkpoint.load(tmp_path / "some").state
+    loaded = read_state(tmp_path / "some", saved, simulation).record
+    np.testing.assert_array_equal(loaded.distributed_accuracy, history.distributed_accuracy)
     found, expected = (columns(tmp_path / name) for name in ("some", "whole"))
     for name in ("local_round_forgetting", "forgetting_degree", "in_local_accuracy"):
         assert found[name].iloc[[2, 4, 5]].equals(expected[name].iloc[[2, 4, 5]])

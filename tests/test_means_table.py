@@ -283,6 +283,9 @@ def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
 
 def test_holm_multiplies_each_p_by_the_number_of_larger_ones():
     assert holm(np.array([0.03, 0.01, 0.02, 0.9])).tolist() == [0.06, 0.04, 0.06, 0.9]
+    # 0.03 and 0.025 are less than the adjusted p of a smaller one; 3 x 0.4 exceeds 1
+    assert holm(np.array([0.03, 0.02, 0.025])).tolist() == pytest.approx([0.06] * 3)
+    assert holm(np.array([0.5, 0.4, 0.6])).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("direction", "best"), [("min", "FedNTD"), ("max", "FedAvg")])

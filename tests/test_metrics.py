@@ -226,6 +226,13 @@ def test_record_is_restored_from_files(rounds, local, absent, tmp_path):
     np.testing.assert_equal(metric.summary(loaded), metric.summary(history))
 
 
+def test_record_as_it_was_after_a_round_has_the_cohorts_until_then():
+    history, _ = make_history()
+    history.cohorts = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
+    assert history.upto(2).cohorts == {1: [0, 1], 2: [2, 3]}
+    assert history.upto(0).cohorts == {}
+
+
 def test_damaged_or_missing_file_of_a_run_is_named(tmp_path):
     history, partition = make_history()
     with pytest.raises(ConfigError, match=r"partition\.npz"):

@@ -10,11 +10,13 @@ from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.overrides import with_new_folder, with_new_paths
 from fedexp.config.settings import LocalEvaluation
+from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import IID
 from fedexp.metrics.forgetting_metric import ForgettingEvents, InOutLocal
-from fedexp.rundir import checkpoint
+from fedexp.rundir import checkpoint, files, origin
 from fedexp.testing import assert_equal, record
+from fedexp.training.resuming import restore_state
 from test_schedule import schedule
 from toy_federation import ALL, LOCAL, make_simulation
 
@@ -66,6 +68,26 @@ def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
         np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(expected))
     for path in (tmp_path / "whole").glob("*.csv"):
         assert content(tmp_path / "parts" / path.name) == content(path)
+
+
+def test_clients_whose_examples_have_other_labels_are_refused(tmp_path):
+    """Each client has the same examples, so the hash is equal, and changed data are accepted."""
+    simulation = make_simulation()
+    record(simulation, tmp_path)
+    path, before = (
+        tmp_path / files.PARTITION,
+        simulation.partition_files()[files.PARTITION].partition,
+    )
+    classes = [str(number) for number in range(before.counts.shape[1])]
+    before.save(path, classes=classes)
+    part = {"first_round": 0, "data": {}}
+    origin.write(tmp_path, {"seed": 0}, [1], part, resumed=False)
+    saved = checkpoint.load(tmp_path).state
+    assert restore_state(tmp_path, saved, simulation, {}).round == simulation.rounds
+    relabelled = dataclasses.replace(before, counts=before.counts[:, ::-1])
+    relabelled.save(path, classes=classes)
+    with pytest.raises(ConfigError, match=r"the data have changed: .*\(partition\.npz\)"):
+        restore_state(tmp_path, saved, simulation, {})
 
 
 def test_only_paths_in_the_data_directory_move_with_it():

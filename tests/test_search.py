@@ -207,6 +207,11 @@ def test_stopped_run_counts_as_finished_for_the_same_options():
     assert is_finished({"status": "completed"}, no_stop, True)
     assert is_finished(patient, three, True)
     assert not is_finished(patient, no_stop, False)
+    for patience, finished in ((2, True), (4, False)):  # a longer patience trains on
+        assert (
+            is_finished(patient, Stop(patience=patience, metric=None, minutes=None), True)
+            is finished
+        )
     assert not is_finished(timed, five, True)  # resumed by name: it gets the minutes again
     assert is_finished(timed, five, False)
     assert not is_finished(timed, no_stop, False)
