@@ -14,12 +14,9 @@ import wandb
 
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
-from fedexp.metrics.tasks import FORMULAS
 from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
-from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
+from fedexp.trackers.names import SUMMARIES, class_metric, flat_summary, metric_names, metric_values
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
-from fedexp.training.recorder import TAIL as RECORD_TAIL
-from toy_federation import ALL
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,
     FakeRun,
@@ -259,41 +256,25 @@ def test_interval_of_logged_images_follows_from_its_option(every, rounds, interv
     assert make_config(log_images_every=every).image_interval(rounds) == interval
 
 
-def test_each_column_has_a_unique_name_in_a_section():
-    columns = {
-        *RECORD_TAIL,
-        *FORMULAS,
-        *metric_columns(),
-        "test_accuracy",
-        "test_loss",
-        "train_loss",
-        "lr",
-        "task",
-    }
-    names = [metric_name(column) for column in columns]
-    assert len(set(names)) == len(names)
-    assert {name.partition("/")[0] for name in names} == {
-        "test",
-        "forgetting",
-        "local",
-        "time",
-        "comm",
-    }
-    assert all(name.count("/") == 1 for name in names)
-    assert columns >= NAMES.keys()
-    assert metric_name("round_forgetting") == "forgetting/round"
-    assert metric_name("evaluation_seconds") == "time/evaluation"
-    assert metric_name("worst_class_forgetting") == "forgetting/worst_class"  # of a user's metric
+def test_names_in_trackers_stay_as_they_are():
+    """Dashboards and queries of users refer to them. Lines are only added."""
+    text = (Path(__file__).parent / "golden" / "tracker_names.txt").read_text(encoding="utf-8")
+    golden = dict(line.split() for line in text.splitlines())
+    names = metric_names()
+    assert {name: names.get(name) for name in golden} == golden
+    assert len(set(names.values())) == len(names)
+    sections = {"test", "validation", "forgetting", "local", "personal", "time", "comm"}
+    assert {name.partition("/")[0] for name in names.values()} == sections
+    assert all(name.count("/") == 1 for name in names.values())
     assert class_metric("001.ak/47") == "class/001_ak_47"
 
 
-def metric_columns() -> set[str]:
-    history = Record(np.ones((4, 3), dtype=np.int64))
-    for number in range(3):
-        history.add(number, np.array([0.1, 0.5, 0.2]))
-        if number:
-            history.add_local(number, np.array([0, 2]), np.full((2, 3), 0.4))
-    return set(ALL.round_values(history))
+def test_values_of_own_metrics_have_names(tmp_path):
+    """They are measures of forgetting, also if their class has not been loaded."""
+    record = replace(make_record(1), values={"worst.class_forgetting": 0.5, "test_loss": 1.0})
+    found = metric_values(record, [str(each) for each in range(len(record.tested["plain"]))])
+    assert found["forgetting/worst_class"] == 0.5
+    assert found["test/loss"] == 1.0
 
 
 def test_flat_summary_has_one_number_per_target():

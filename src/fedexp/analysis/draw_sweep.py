@@ -52,7 +52,7 @@ def curves(setting: "Setting") -> Figure:
     for axes, measure in zip(grid, measures, strict=True):
         for method in setting.methods:
             size = f", n={len(method.runs)}" if len(sizes) > 1 else ""
-            curve(axes, *method.curve(measure.column), method.number, f"{method.label}{size}")
+            curve(axes, *method.curve(measure.name), method.number, f"{method.label}{size}")
         if axes.lines:
             task_lines(setting.methods[0].files[0], axes, GREY)
         else:

@@ -11,18 +11,12 @@ import pandas as pd
 
 from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
 from fedexp.analysis.naming import names
+from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
 
-VALUES = (  # keys of summary.json that table.csv has if any run has them
-    *("accuracy", "best_accuracy", "forgetting", "round_forgetting"),
-    *("average_accuracy", "new_task_accuracy", "task_forgetting"),
-    *("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting"),
-    *("validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst"),
-    *("personal_forgetting", "personal_global_accuracy"),
-)
 PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
 KEYS = ["setting", "method"]
 
@@ -121,12 +115,13 @@ def main_keys(table: pd.DataFrame) -> list[str]:
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """Return table.csv: the averages of VALUES and targets, in each setting the best method first.
+    """Return table.csv: the averages of `main_columns` and targets, the best method first.
 
-    Methods are sorted by the main accuracy. table: see `tidy`.
+    In each setting, methods are sorted by the main accuracy. table: see `tidy`.
     """
     main = main_keys(table)
-    found = average(table, [*main, *VALUES, *absolute_targets(table)])
+    shown = (column.key for column in main_columns())
+    found = average(table, [*main, *shown, *absolute_targets(table)])
     found = found.dropna(axis="columns", how="all")
     by = [name for name in ("setting", main[0]) if name in found]
     ascending = [True, less_is_better(main[0]) is not False]

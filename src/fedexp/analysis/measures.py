@@ -2,63 +2,36 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from fedexp.data.views import PLAIN, VALIDATION, name_in_view
+from fedexp.data.views import PLAIN, VALIDATION
+from fedexp.metrics.forgetting_metric import FORGETTING
+from fedexp.metrics.quantity import ACCURACY, Column
+from fedexp.metrics.tasks import AVERAGE_ACCURACY, TASK_FORGETTING
 from fedexp.rundir.objective import TARGETS, declared_direction
 from fedexp.rundir.reader import RunDirectory
 
-LABELS = {
-    "accuracy": "test accuracy",
-    "forgetting": "forgetting F",
-    "average_accuracy": "average accuracy of the tasks",
-    "task_forgetting": "task forgetting",
-}
 # accuracy and forgetting, first for continual learning and then for all other runs
-OF_TASKS, OF_CLASSES = ("average_accuracy", "task_forgetting"), ("accuracy", "forgetting")
+OF_TASKS, OF_CLASSES = (AVERAGE_ACCURACY, TASK_FORGETTING), (ACCURACY, FORGETTING)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """An accuracy or forgetting measure of the global model."""
-
-    base: str  # the measure's key in summary.json, for the test set
-    view: str = PLAIN
-
-    @property
-    def key(self) -> str:
-        """Return the measure's key in summary.json."""
-        return name_in_view(self.base, self.view)
-
-    @property
-    def column(self) -> str:
-        """Return the measure's column in rounds.csv."""
-        return name_in_view("test_accuracy" if self.base == "accuracy" else self.base, self.view)
-
-    @property
-    def label(self) -> str:
-        text = LABELS[self.base]
-        return text if self.view == PLAIN else f"{VALIDATION} {text.removeprefix('test ')}"
-
-
-def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
+def main_measures(runs: Iterable[RunDirectory]) -> list[Column]:
     """Return the accuracy and forgetting measures that suit the runs.
 
     For runs on a stream of tasks, these are average accuracy and task forgetting. Values on the
     validation set are used only for runs that were not evaluated on the test set. If only some of
     the runs are on a stream of tasks, the measures of both kinds are returned.
     """
-    found: dict[Measure, None] = {}
+    found: dict[Column, None] = {}
     for run in runs:
         known = {*run.summary, *(() if run.rounds is None else run.rounds)}
-        kinds = [(bases, view) for view in (PLAIN, VALIDATION) for bases in (OF_TASKS, OF_CLASSES)]
-        for bases, view in kinds:
-            measures = [Measure(base, view) for base in bases]
-            if {measures[0].key, measures[0].column} & known:
+        kinds = [(both, view) for view in (PLAIN, VALIDATION) for both in (OF_TASKS, OF_CLASSES)]
+        for both, view in kinds:
+            measures = [Column(each, view) for each in both]
+            if {measures[0].key, measures[0].name} & known:
                 found |= dict.fromkeys(measures)
                 break
-    return list(found) or [Measure(base) for base in OF_CLASSES]
+    return list(found) or [Column(each) for each in OF_CLASSES]
 
 
 def is_accuracy_key(key: str) -> bool:

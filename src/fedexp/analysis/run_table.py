@@ -12,17 +12,13 @@ from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
+from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
 # Columns of the table of all runs. A column is left out if no run has a value for it.
 DATA = ("dataset", "scenario", "partition")
-RESULTS = ("accuracy", "last5_accuracy", "best_accuracy", "forgetting", "round_forgetting")
 COSTS = ("seconds_per_round", "mb_up_per_client", "mb_down_per_client")
-FURTHER = (
-    *("validation_accuracy", "validation_best_accuracy", "best_round"),
-    *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
-)
 DIGITS = {"rounds": 0, "best_round": 0, "forgetting": 3, **dict.fromkeys(COSTS, 2)}
 # prefixes of overrides that are left out because another column shows them
 SHOWN = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
@@ -44,8 +40,9 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     own = set(named_overrides(run)) - shared
     options = sorted(text for text in own if not text.startswith(SHOWN))
     found["options"] = " ".join(options) or None
-    found |= {name: summary.get(name) for name in ("seed", "status", "rounds", *RESULTS)}
+    found |= {name: summary.get(name) for name in ("seed", "status", "rounds", "accuracy")}
     found["last5_accuracy"] = np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan])
+    found |= {column.key: summary.get(column.key) for column in main_columns()}
     found["seconds_per_round"] = np.median(run.values("seconds") or [np.nan])
     clients = np.nan if run.clients is None else run.clients.groupby("round").size().mean()
     for way in ("up", "down"):
@@ -55,8 +52,7 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     for task in tasks:
         found[f"average_task{task}"] = ends.get(task, {}).get("average_accuracy")
         found[f"new_task{task}"] = ends.get(task, {}).get("new_task_accuracy")
-    found["task_forgetting"] = summary.get("task_forgetting")
-    return found | {name: summary.get(name) for name in FURTHER}
+    return found
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:

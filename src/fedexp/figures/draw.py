@@ -10,7 +10,7 @@ from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fedexp.data.views import PLAIN, VALIDATION, name_in_view
+from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, name_in_view
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -37,20 +37,21 @@ from fedexp.figures.style import (
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
+from fedexp.metrics.quantity import ACCURACY, LOSS, TRAIN_LOSS, Column
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 
 PER_ROW = 4  # maximum number of heat maps side by side
 FORGETTING = "forgetting F: best since\nround 1 minus last;\nnegative if the last is best"
 ACCURACIES = (
-    ("test_accuracy", BLUE, "test accuracy"),
-    ("test_accuracy_augmented", GREEN, "test accuracy, augmented\ntest images"),
-    ("validation_accuracy", GREY, "validation accuracy"),
+    (Column(ACCURACY), BLUE),
+    (Column(ACCURACY, AUGMENTED), GREEN),
+    (Column(ACCURACY, VALIDATION), GREY),
 )
 LOSSES = (
-    ("train_loss", BLUE, "train loss,\nmean over clients"),
-    ("test_loss", ORANGE, "test loss"),
-    ("validation_loss", GREEN, "validation loss"),
+    (Column(TRAIN_LOSS), BLUE),
+    (Column(LOSS), ORANGE),
+    (Column(LOSS, VALIDATION), GREEN),
 )
 
 
@@ -146,8 +147,8 @@ def curves(run: RunData) -> Figure:
     figure, (above, below) = figure_of(
         run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
     )
-    for column, colour, label in ACCURACIES:
-        line(above, *run.points(column), colour, label)
+    for column, colour in ACCURACIES:
+        line(above, *run.points(column.name), colour, column.label)
     chosen = "validation_accuracy" if run.has("validation_accuracy") else "test_accuracy"
     rounds, accuracy = run.points(chosen)
     best = int(np.argmax(np.where(rounds > 0, accuracy, -1)))  # not of the initial model
@@ -163,7 +164,7 @@ def curves(run: RunData) -> Figure:
     above.set_ylabel("accuracy")
     view = PLAIN if run.has("test_accuracy") else VALIDATION
     shown = "forgetting F" if is_narrow() else FORGETTING  # a narrow figure has a caption
-    for column, colour, label, faint in (
+    for name, colour, label, faint in (
         (name_in_view("round_forgetting", view), BLUE, "round forgetting", True),
         (
             name_in_view("local_round_forgetting", view),
@@ -174,7 +175,7 @@ def curves(run: RunData) -> Figure:
         (name_in_view("forgetting", view), ORANGE, shown, False),
         ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
     ):
-        line(below, *run.points(column), colour, label, faint=faint)
+        line(below, *run.points(name), colour, label, faint=faint)
     below.set_ylabel("forgetting")
     if not below.lines:
         write_note(below, "undefined before the second evaluated round")
@@ -185,8 +186,8 @@ def curves(run: RunData) -> Figure:
 def loss(run: RunData) -> Figure:
     """Draw the clients' training loss and the global model's test and validation loss."""
     figure, (axes,) = figure_of(run, "Loss", 3.6)
-    for column, colour, label in LOSSES:
-        line(axes, *run.points(column), colour, label)
+    for column, colour in LOSSES:
+        line(axes, *run.points(column.name), colour, column.label)
     low, high = axes.dataLim.intervaly
     if low > 0 and high > 50 * low:
         axes.set_yscale("log")

@@ -16,9 +16,35 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Positive
+from fedexp.data.views import VIEWS
 from fedexp.metrics import examples, forgetting
 from fedexp.metrics.accuracy import class_mean
+from fedexp.metrics.quantity import ACCURACY, OF_ROUNDS, OF_RUN, Column, Quantity, by_name
 from fedexp.metrics.record import Record
+from fedexp.metrics.task_matrix import QUANTITIES as BETWEEN_TASKS
+from fedexp.metrics.tasks import QUANTITIES as OF_TASKS
+
+FORGETTING = Quantity("forgetting", "min", "forgetting/F", label="forgetting F", main=True)
+ROUND_FORGETTING = Quantity("round_forgetting", "min", main=True)
+
+
+def declared(cls: type, names: Any) -> dict[str, Quantity]:
+    """Return the quantities that a metric declares by name.
+
+    names: the quantities, or `max` or `min`, by name. Raises ConfigError if tables and reports
+    could not use them.
+    """
+    found = {}
+    for name, each in names.items() if isinstance(names, Mapping) else [(names, None)]:
+        words = isinstance(name, str) and name.isprintable() and name and "," not in name
+        quantity = each if isinstance(each, Quantity) else Quantity(str(name), each)
+        if not words or quantity.name != name or quantity.better not in ("max", "min"):
+            raise ConfigError(
+                f"forgetting_metric: {cls.__name__} declares {name!r}; columns and further must map"
+                " a name without a comma to 'max' or 'min'"
+            )
+        found[name] = quantity
+    return found
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
@@ -29,9 +55,10 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     """
 
     # The names of the values in rounds.csv and summary.json, each with `max` if a larger value is
-    # better and `min` otherwise; `further` are only in summary.json.
-    columns: ClassVar[Mapping[str, str]] = {}
-    further: ClassVar[Mapping[str, str]] = {}
+    # better and `min` otherwise, or with a Quantity that also has its names in trackers and
+    # figures; `further` are only in summary.json.
+    columns: ClassVar[Mapping[str, Any]] = {}
+    further: ClassVar[Mapping[str, Any]] = {}
     of_clients: ClassVar[Sequence[str]] = ()  # names of the values in clients.csv
     # whether local models must be evaluated (`local_evaluation`)
     needs_local: ClassVar[bool] = False
@@ -43,15 +70,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise ConfigError if tables and reports could not use the declared names."""
         super().__init_subclass__(**options)
-        for declared in (cls.columns, cls.further):
-            known = declared.items() if isinstance(declared, Mapping) else [(declared, None)]
-            for name, better in known:
-                words = isinstance(name, str) and name.isprintable() and name and "," not in name
-                if not words or better not in ("max", "min"):
-                    raise ConfigError(
-                        f"forgetting_metric: {cls.__name__} declares {name!r}; columns and further"
-                        " must map a name without a comma to 'max' or 'min'"
-                    )
+        cls.columns, cls.further = declared(cls, cls.columns), declared(cls, cls.further)
         if unknown := set(cls.of_clients) - set(cls.columns):
             raise ConfigError(
                 f"forgetting_metric: {cls.__name__} has {', '.join(sorted(unknown))} in of_clients;"
@@ -122,7 +141,7 @@ def _mean(values: np.ndarray | Sequence[float]) -> float:
 class BackwardTransfer(ForgettingMetric):
     """`forgetting`: the forgetting F up to this round (FedNTD Eq. 5)."""
 
-    columns: ClassVar = {"forgetting": "min"}
+    columns: ClassVar = by_name(FORGETTING)
 
     def round_values(self, record: Record) -> dict[str, float]:
         return {"forgetting": forgetting.forgetting_f(record.matrix)}
@@ -137,7 +156,7 @@ class RoundDrop(ForgettingMetric):
     all rounds.
     """
 
-    columns: ClassVar = {"round_forgetting": "min", "local_round_forgetting": "min"}
+    columns: ClassVar = by_name(ROUND_FORGETTING, Quantity("local_round_forgetting", "min"))
     of_clients = ("local_round_forgetting",)
     local: bool
 
@@ -195,7 +214,7 @@ class ForgettingDegree(ForgettingMetric):
     clipping, [S, C]. The summary is the mean over rounds.
     """
 
-    columns: ClassVar = {"forgetting_degree": "min"}
+    columns: ClassVar = by_name(Quantity("forgetting_degree", "min", "forgetting/degree"))
     of_clients = ("forgetting_degree",)
     xi: Positive  # small constant in the denominator
     needs_local = True
@@ -217,14 +236,14 @@ class InOutLocal(ForgettingMetric):
     on the joint distribution of the cohort.
     """
 
-    columns: ClassVar = {
-        "in_local_accuracy": "max",
-        "in_local_accuracy_std": "min",
-        "out_local_accuracy": "max",
-        "out_local_accuracy_std": "min",
-        "global_in_accuracy": "max",
-        "global_out_accuracy": "max",
-    }
+    columns: ClassVar = by_name(
+        Quantity("in_local_accuracy", "max", "local/in_accuracy"),
+        Quantity("in_local_accuracy_std", "min", "local/in_accuracy_std"),
+        Quantity("out_local_accuracy", "max", "local/out_accuracy"),
+        Quantity("out_local_accuracy_std", "min", "local/out_accuracy_std"),
+        Quantity("global_in_accuracy", "max", "test/in_accuracy"),
+        Quantity("global_out_accuracy", "max", "test/out_accuracy"),
+    )
     of_clients = ("in_local_accuracy", "out_local_accuracy")
     needs_local = True
 
@@ -335,17 +354,33 @@ def are_numbers(values: Any, count: int) -> bool:
     return array.shape == (count,) and array.dtype.kind in "biuf"
 
 
-def directions() -> dict[str, str]:
-    """Return `max` or `min` for each name that fedexp's metrics and loaded ones declare."""
+def loaded_metrics() -> list[type[ForgettingMetric]]:
+    """Return the classes of all metrics of fedexp, and of others that are loaded."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
-    found: dict[str, str] = {}
-    kinds = ForgettingMetric.__subclasses__()
-    while kinds:
-        metric = kinds.pop()
+    kinds: list[type[ForgettingMetric]] = [ForgettingMetric]
+    for metric in kinds:  # the list grows
         kinds += metric.__subclasses__()
-        found |= {**metric.columns, **metric.further}
-    return found
+    return kinds
+
+
+def round_quantities() -> list[Quantity]:
+    """Return all values that rounds.csv can have."""
+    of_metrics = (each for kind in loaded_metrics() for each in kind.columns.values())
+    return list(dict.fromkeys((*OF_ROUNDS, *of_metrics, *OF_TASKS)))
+
+
+def quantities() -> list[Quantity]:
+    """Return all values that runs can have."""
+    further = (each for kind in loaded_metrics() for each in kind.further.values())
+    every = (ACCURACY, *OF_RUN, *round_quantities(), *further, *BETWEEN_TASKS)
+    return list(dict.fromkeys(every))
+
+
+def main_columns(views: Sequence[str] = VIEWS) -> list[Column]:
+    """Return the columns that tables of results show, for one test set after the other."""
+    shown = [each for each in quantities() if each.main]
+    return [column for view in views for each in shown for column in each.columns((view,))]
 
 
 class Metrics:
@@ -389,7 +424,8 @@ class Metrics:
     def own_directions(self) -> dict[str, str]:
         """Return `max` or `min` for the names of the user's metrics, which reports do not load."""
         own = (each for each in self.members if f"{__package__}." not in type(each).__module__)
-        return dict(pair for each in own for pair in {**each.columns, **each.further}.items())
+        declared = (q for each in own for q in (*each.columns.values(), *each.further.values()))
+        return {quantity.name: str(quantity.better) for quantity in declared}
 
     def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round."""

@@ -12,8 +12,14 @@ import numpy as np
 
 from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.metrics.quantity import Quantity, by_name
 from fedexp.metrics.record import Record
 
+# values that tables of results show
+MAIN = (
+    *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
+    "personal_global_accuracy",
+)
 WORST = 0.1  # fraction of the clients that `spread` calls the worst
 
 
@@ -94,12 +100,19 @@ class Personal(ForgettingMetric):
     local training (Flashback's drop, weighted by p_k).
     """
 
-    columns: ClassVar = {
-        f"{model}_{key}{part}": "min" if part == "_std" or key == "forgetting" else "max"
-        for model in ("personal", "personal_global", "personal_local")
-        for key in ("accuracy", "forgetting")
-        for part in ("", "_std", "_worst")
-    }
+    columns: ClassVar = by_name(
+        *(
+            Quantity(
+                name=f"{model}{key}{part}",
+                better="min" if part == "_std" or key == "forgetting" else "max",
+                tracked=f"personal/{model.removeprefix('personal_')}{key}{part}",
+                main=f"{model}{key}{part}" in MAIN,
+            )
+            for model in ("personal_", "personal_global_", "personal_local_")
+            for key in ("accuracy", "forgetting")
+            for part in ("", "_std", "_worst")
+        )
+    )
     of_clients = ("personal_local_accuracy", "personal_local_forgetting")
     own: bool  # whether the algorithm has personal models
     local: bool  # whether local models are evaluated

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedexp.metrics.quantity import Quantity
+
 
 def _learned(matrix: np.ndarray) -> np.ndarray:
     """Return the columns of the learned tasks, [T, T]."""
@@ -103,16 +105,23 @@ def last_accuracy(matrix: np.ndarray, initial: np.ndarray | None = None) -> floa
     return _mean(_learned(matrix)[-1:].ravel())
 
 
+FORGETTING = (
+    forgetting_from_best,
+    forgetting_from_any,
+    forgetting_from_learning,
+    forgetting_over_tasks,
+)
+TRANSFER = (
+    backward_transfer,
+    forward_transfer,
+    average_incremental_accuracy,
+    last_accuracy,
+)
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    function.__name__: function
-    for function in (
-        forgetting_from_best,
-        forgetting_from_any,
-        forgetting_from_learning,
-        forgetting_over_tasks,
-        backward_transfer,
-        forward_transfer,
-        average_incremental_accuracy,
-        last_accuracy,
-    )
+    function.__name__: function for function in (*FORGETTING, *TRANSFER)
 }
+QUANTITIES = tuple(
+    Quantity(function.__name__, better)
+    for better, functions in (("min", FORGETTING), ("max", TRANSFER))
+    for function in functions
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.metrics.quantity import Quantity
 from fedexp.metrics.task_matrix import forgetting_from_learning, last_accuracy
 
 
@@ -30,6 +31,19 @@ FORMULAS: dict[str, Callable[[np.ndarray], float]] = {
     "new_task_accuracy": new_task_accuracy,
     "task_forgetting": forgetting_from_learning,
 }
+AVERAGE_ACCURACY = Quantity(
+    "average_accuracy",
+    "max",
+    "test/average_accuracy",
+    label="average accuracy of the tasks",
+    main=True,
+)
+TASK_FORGETTING = Quantity("task_forgetting", "min", main=True)
+QUANTITIES = (
+    AVERAGE_ACCURACY,
+    Quantity("new_task_accuracy", "max", "test/new_task_accuracy", main=True),
+    TASK_FORGETTING,
+)
 
 
 def over_clients(

@@ -5,30 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.data.views import (
-    AUGMENTED,
-    PLAIN,
-    VALIDATION,
-    VIEWS,
-    configured_views,
-    name_in_view,
-    suffix,
-)
-from fedexp.metrics.forgetting_metric import directions as metric_directions
-from fedexp.metrics.task_matrix import MEASURES
+from fedexp.data.views import PLAIN, VALIDATION, VIEWS, configured_views, name_in_view
+from fedexp.metrics.forgetting_metric import quantities
+from fedexp.metrics.quantity import ACCURACY, BEST_ACCURACY, BEST_ROUND, SECONDS, SPEED, Column
 from fedexp.metrics.tasks import FORMULAS
 
-DEFAULT = name_in_view("accuracy", VALIDATION)
-# The directions of measures between tasks and of numbers in summary.json that no metric makes.
-DIRECTIONS = {
-    **{name: "min" if name.startswith("forgetting") else "max" for name in MEASURES},
-    **dict.fromkeys(("accuracy", "best_accuracy", "train_samples_per_second"), "max"),
-    **dict.fromkeys(("seconds", "rounds", "best_round"), "min"),
-    **dict.fromkeys(("average_accuracy", "new_task_accuracy"), "max"),
-    "task_forgetting": "min",
-}
+DEFAULT = Column(ACCURACY, VALIDATION).key
 TARGETS = "rounds_to_target"  # mapping from targets to rounds; a table has rounds_to_target_0.5
-OTHERS = ("seconds", "train_samples_per_second", "best_round")
+OTHERS = (SECONDS.key, SPEED.key, BEST_ROUND.key)
 
 
 def objective_name(config: Mapping[str, Any]) -> str | None:
@@ -47,9 +31,8 @@ def declared_direction(name: str) -> str | None:
     """Return max or min for a number in summary.json, or None for one that fedexp does not make."""
     if name.startswith(TARGETS):
         return "min"
-    plain = (name, name.removesuffix(suffix(AUGMENTED)), name.removeprefix(f"{VALIDATION}_"))
-    known = metric_directions() | DIRECTIONS
-    return next((known[each] for each in plain if each in known), None)
+    columns = (column for each in quantities() for column in each.columns())
+    return next((each.quantity.better for each in columns if each.key == name), None)
 
 
 def direction_of(name: str, asked: str | None) -> str:
@@ -77,7 +60,7 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
 
     views: the test sets of the run. further: the keys that forgetting metrics add.
     """
-    names = ["accuracy", "best_accuracy", *FORMULAS, *further]
+    names = [ACCURACY.key, BEST_ACCURACY.key, *FORMULAS, *further]
     here = list(
         dict.fromkeys([*(name_in_view(each, view) for view in views for each in names), *OTHERS])
     )

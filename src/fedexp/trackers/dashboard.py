@@ -1,34 +1,24 @@
 """Build and save a W&B workspace for fedexp's runs (`fedexp dashboard`, extra `dashboard`)."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError, reason_of
 from fedexp.core.packages import import_extra
 from fedexp.data.views import VIEWS, suffix
-from fedexp.trackers.names import NAMES, metric_name, target_name
+from fedexp.metrics.forgetting_metric import FORGETTING, ROUND_FORGETTING, round_quantities
+from fedexp.metrics.quantity import ACCURACY, BEST_ACCURACY
+from fedexp.trackers.names import target_name
 from fedexp.trackers.wandb_tracker import end_service, is_logged_in, wandb_settings
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
 
-# Columns of rounds.csv that only some runs have.
-OTHERS = (
-    "round_forgetting",
-    "local_round_forgetting",
-    "task_forgetting",
-    "validation_accuracy",
-    "validation_loss",
-    "personal_accuracy",
-    "personal_accuracy_worst",
-    "personal_forgetting",
-    "train_seconds",
-    "evaluation_seconds",
-)
 # The default `target_fractions`.
 TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))
 # Values of W&B's run summary.
-RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)
+RESULTS = (ACCURACY.key, BEST_ACCURACY.key, FORGETTING.key, ROUND_FORGETTING.key, *TARGETS)
 PICTURES = (
     "class_accuracy",
     "class_accuracy_normalised",
@@ -77,7 +67,7 @@ def sections() -> "list[Section]":
     for view in VIEWS:
         prefix = f"class{suffix(view)}"
         panels[prefix] = [curve(title="accuracy of each class", metric_regex=f"{prefix}/.*")]
-    for metric in map(metric_name, (*NAMES, *OTHERS)):
+    for metric in charted():
         panels.setdefault(metric.partition("/")[0], []).append(curve(title=metric, y=[metric]))
     panels["analysis"] = [curve(title="means over clients", metric_regex="analysis/.*")]
     bars: list[Any] = [wr.BarPlot(title=name, metrics=[name], **mean) for name in RESULTS]
@@ -91,6 +81,15 @@ def sections() -> "list[Section]":
     return [
         Section(name=name, panels=drawn, is_open=name in is_open) for name, drawn in panels.items()
     ]
+
+
+def charted() -> Iterator[str]:
+    """Yield the names of the values of a round that have a panel of their own."""
+    for each in round_quantities():
+        if each.main or not each.tracked.startswith("personal/"):
+            yield each.tracked
+            if each.validated:
+                yield each.validated
 
 
 def specification(made: "Workspace") -> dict[str, Any]:

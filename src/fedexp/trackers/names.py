@@ -1,63 +1,52 @@
-"""Names of metrics in trackers, such as `test/accuracy`. W&B shows one section per prefix.
+"""What trackers log in a round, under names such as `test/accuracy`.
 
-CSV files use different names: their columns have no prefix.
+W&B shows one section per prefix. The names of columns are declared in `fedexp.metrics.quantity`.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
+from fedexp.data.views import PLAIN, VIEWS, suffix
+from fedexp.metrics.forgetting_metric import round_quantities
+from fedexp.metrics.quantity import LOSS, TRAIN_LOSS, Quantity, flat_name
 from fedexp.trackers.base import RoundRecord
 
-NAMES = {  # column of rounds.csv -> section/name; other columns are named by metric_name
-    "test_accuracy": "test/accuracy",
-    "test_loss": "test/loss",
-    "average_accuracy": "test/average_accuracy",
-    "new_task_accuracy": "test/new_task_accuracy",
-    "global_in_accuracy": "test/in_accuracy",
-    "global_out_accuracy": "test/out_accuracy",
-    "train_loss": "local/train_loss",
-    "lr": "local/lr",
-    "task": "local/task",
-    "in_local_accuracy": "local/in_accuracy",
-    "in_local_accuracy_std": "local/in_accuracy_std",
-    "out_local_accuracy": "local/out_accuracy",
-    "out_local_accuracy_std": "local/out_accuracy_std",
-    "forgetting": "forgetting/F",
-    "forgetting_degree": "forgetting/degree",
-    "train_samples_per_second": "time/samples_per_second",
-    "seconds": "time/round",
-    "bytes_up": "comm/bytes_up",
-    "bytes_down": "comm/bytes_down",
-}
 # Values of each metric that W&B's run summary shows; None: only the last value. At most one pattern
 # matches a name, since W&B does not define which pattern takes precedence. Exact names take
 # precedence over patterns.
 SUMMARIES = {
     "test/*": "max,last",
-    "test/loss": "min,last",
-    "test/loss_augmented": "min,last",
     "validation/*": "max,last",
-    "validation/loss": "min,last",
     "class/*": "max,last",
     "class_augmented/*": "max,last",
     "class_validation/*": "max,last",
     "forgetting/*": "mean,last",
     "local/*": None,
-    "local/train_loss": "min,last",
     "personal/*": "max,last",
     "analysis/*": "mean,last",
     "time/*": "mean,last",
     "comm/*": "mean,last",
     "figures/*": None,
+    **{column.tracked: "min,last" for each in (LOSS, TRAIN_LOSS) for column in each.columns()},
 }
+
+
+def metric_names() -> dict[str, str]:
+    """Return the metric name for each column that rounds.csv can have."""
+    names: dict[str, str] = {}
+    for column in (column for each in round_quantities() for column in each.columns()):
+        names.setdefault(column.name, column.tracked)
+    return names
 
 
 def metric_values(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
     """Return a dict that maps metric names to the finite values of a round."""
-    values = {metric_name(column): value for column, value in record.values.items()}
+    names = metric_names()
+    values = {
+        names.get(column) or Quantity(column).tracked: value
+        for column, value in record.values.items()
+    }
     values |= {f"analysis/{flat_name(name)}": value for name, value in record.analysed.items()}
     for view, row in record.tested.items():
         for name, value in zip(classes, row.tolist(), strict=True):
@@ -65,40 +54,9 @@ def metric_values(record: RoundRecord, classes: Sequence[str]) -> dict[str, floa
     return {k: value for k, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def metric_name(column: str) -> str:
-    """Return the metric name for a column of rounds.csv.
-
-    Only forgetting metrics add columns, so any unknown column is treated as a forgetting metric.
-    """
-    if column.endswith(end := suffix(AUGMENTED)):
-        return metric_name(column.removesuffix(end)) + end
-    if column.startswith(start := f"{VALIDATION}_"):
-        rest = column.removeprefix(start)
-        return (
-            f"{VALIDATION}/{rest}"
-            if rest in ("accuracy", "loss")
-            else metric_name(rest) + suffix(VALIDATION)
-        )
-    if column in NAMES:
-        return NAMES[column]
-    if column.endswith("_seconds"):
-        return f"time/{column.removesuffix('_seconds')}"
-    if column.startswith("personal_"):
-        return f"personal/{flat_name(column.removeprefix('personal_'))}"
-    return f"forgetting/{flat_name(column.removesuffix('_forgetting'))}"
-
-
 def class_metric(name: str, view: str = PLAIN) -> str:
     """Return the metric name for the accuracy on a class, with a prefix for each test-set view."""
     return f"class{suffix(view)}/{flat_name(name)}"
-
-
-def flat_name(name: str) -> str:
-    """Replace dots, slashes and backslashes by underscores.
-
-    W&B would read the text after a dot as a nested value and the text before a slash as a section.
-    """
-    return re.sub(r"[./\\]", "_", name)
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:

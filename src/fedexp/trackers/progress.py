@@ -22,6 +22,8 @@ from rich.text import Text
 
 from fedexp.core.console import ROUNDS_LOG
 from fedexp.core.storage import display_path
+from fedexp.metrics.forgetting_metric import main_columns
+from fedexp.metrics.quantity import BEST_ROUND
 from fedexp.rundir import files
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
@@ -39,23 +41,6 @@ COLOURS = {
     "interrupted": "yellow",
     "stopped": "yellow",
 }
-# Keys of summary.json in the table of results. ALWAYS is shown for every run with a test set, SOME
-# for runs that have these values.
-ALWAYS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting")
-SOME = (
-    "accuracy_augmented",
-    "forgetting_augmented",
-    "validation_accuracy",
-    "validation_best_accuracy",
-    "best_round",
-    "validation_forgetting",
-    "personal_accuracy",
-    "personal_accuracy_worst",
-    "personal_forgetting",
-    "average_accuracy",
-    "new_task_accuracy",
-    "task_forgetting",
-)
 
 
 class Progress(Tracker):
@@ -247,10 +232,12 @@ def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         return "-" if value is None else format(value, form)
 
     rows = {key: shown(key) for key in ("algorithm", "dataset", "status", "rounds", "seed")}
-    is_tested = "accuracy" in summary or "validation_accuracy" not in summary
-    for key in (*(ALWAYS if is_tested else ()), *filter(summary.__contains__, SOME)):
-        name = key.replace("new_task", "new-task").replace("_augmented", ", augmented")
-        rows[name.replace("_", " ")] = shown(key, "d" if key == "best_round" else ".4f")
+    for column in main_columns():
+        if column.key in summary:
+            name = column.key.replace("new_task", "new-task").replace("_augmented", ", augmented")
+            rows[name.replace("_", " ")] = shown(
+                column.key, "d" if column.quantity is BEST_ROUND else ".4f"
+            )
     targets = summary.get("rounds_to_target") or {}
     reached = [f"{target}: {'never' if n is None else n}" for target, n in targets.items()]
     rows["rounds to target"] = ", ".join(reached) or "-"

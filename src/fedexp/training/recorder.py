@@ -16,6 +16,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.private.torch_internals import changes_in_place
 from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
+from fedexp.metrics.quantity import ACCURACY, COSTS, LOSS, LR, PHASES, TASK, TRAIN_LOSS
 from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
 from fedexp.metrics.tasks import FORMULAS, TaskHistory
 from fedexp.rundir import checkpoint, files
@@ -168,29 +169,17 @@ def defer_signals() -> Iterator[None]:
             signal.raise_signal(held[0])
 
 
-# The phases of a round, in order. The row of a round contains the time that writing the previous
-# round took, because the time for writing the row itself is not yet known.
-PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
-TAIL = (
-    "bytes_up",
-    "bytes_down",
-    "train_samples_per_second",
-    *(f"{phase}_seconds" for phase in PHASES),
-    "seconds",
-)
-
-
 def table_columns(simulation: Simulation) -> dict[str, Sequence[str]]:
     """Return the columns of each table of a run.
 
     Raises ConfigError if a metric declares a name that the table already has.
     """
     views, has_tasks = simulation.runtime.views, simulation.has_tasks
-    tested = ["test_accuracy", "test_loss", *(FORMULAS if has_tasks else ())]
+    tested = [ACCURACY.name, LOSS.name, *(FORMULAS if has_tasks else ())]
     tested += simulation.metrics.names()
     first, *others = [[name_in_view(name, view) for name in tested] for view in views]
-    rounds = ["round", *first[:2], "train_loss", "lr", *(["task"] if has_tasks else [])]
-    rounds += [*first[2:], *chain(*others), *TAIL]
+    rounds = ["round", *first[:2], TRAIN_LOSS.name, LR.name, *([TASK.name] if has_tasks else [])]
+    rounds += [*first[2:], *chain(*others), *(each.name for each in COSTS)]
     clients = ["round", "client", *(["role"] if has_tasks else []), "examples", "steps"]
     clients += ["train_loss"]
     for view in views:

@@ -17,6 +17,7 @@ from fedexp.core.memory import proc_bytes
 from fedexp.core.packages import ROOT
 from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
 from fedexp.engine.hardware import Resolved
+from fedexp.metrics.quantity import ACCURACY, OF_RUN, SECONDS, SPEED
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import FORMULAS
@@ -29,9 +30,10 @@ from fedexp.training.state import State
 RESERVED = (
     *("status", "algorithm", "dataset", "scenario", "partition", "model", "seed", "seeds"),
     *("sweep", "identity", "versions", "commit", "hardware", "checksums", "parts", "data"),
-    *("peak_memory", "accuracy", "best_accuracy", "rounds_to_target", "tasks", "task_orders"),
-    *("local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
-    *("not_finite", "directions", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
+    *("peak_memory", "rounds_to_target", "tasks", "task_orders"),
+    *("local_evaluation", "left_out", "schedule", "stopped", "hint"),
+    *("not_finite", "directions", *(each.key for each in (ACCURACY, *OF_RUN, SECONDS, SPEED))),
+    *FORMULAS,
     *("setting", "method", "run", "diverged", "n", "commits"),  # columns of a sweep's tables
 )
 
