@@ -70,7 +70,9 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise ConfigError if tables and reports could not use the declared names."""
         super().__init_subclass__(**options)
-        cls.columns, cls.further = declared(cls, cls.columns), declared(cls, cls.further)
+        columns, further = cls.columns, cls.further
+        cls.columns = cls.further = {}  # a rejected class declares nothing
+        cls.columns, cls.further = declared(cls, columns), declared(cls, further)
         if unknown := set(cls.of_clients) - set(cls.columns):
             raise ConfigError(
                 f"forgetting_metric: {cls.__name__} has {', '.join(sorted(unknown))} in of_clients;"
