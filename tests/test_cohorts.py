@@ -12,8 +12,8 @@ from fedexp.config.participation import Cyclic, Markov, PowerLaw, RoundRobin, Wi
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
+from fedexp.training.folder import check_cohorts
 from fedexp.training.prepare import centralized_config
-from fedexp.training.resuming import check_cohorts
 from fedexp.training.rounds import play_round
 from toy_federation import composed, make_simulation
 

@@ -171,8 +171,8 @@ def part(first=0, commit="a", **data):
 
 def test_resume_names_each_differing_value(tmp_path):
     """Except a path that exists now, since the content is compared."""
-    origin.write(tmp_path, VALUES, [8, 8, 1], part(), resumed=False)
-    assert origin.differences(tmp_path, VALUES) == {}
+    origin.write(tmp_path, VALUES, [8, 8, 1], part(), None)
+    assert origin.differences(origin.read(tmp_path), VALUES) == {}
     now = {
         **VALUES,
         "local.lr": 0.2,
@@ -181,7 +181,7 @@ def test_resume_names_each_differing_value(tmp_path):
         "partition.path": None,
     }
     del now["seed"]
-    assert list(origin.differences(tmp_path, now).values()) == [
+    assert list(origin.differences(origin.read(tmp_path), now).values()) == [
         "local.lr: 0.1 in the run, 0.2 now",
         "partition.path: a.json in the run, None now",
         "seed: 0 in the run, (absent) now",
@@ -200,23 +200,25 @@ def test_runs_of_other_formats_are_refused_with_one_message(tmp_path):
 
 
 def test_changed_data_are_refused_or_recorded(tmp_path):
-    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
-    origin.check_data(tmp_path, {"arrays": "0"}, accepts=False)
+    origin.write(tmp_path, VALUES, [8], part(), None)
+    origin.check_data(tmp_path, origin.read(tmp_path), {"arrays": "0"}, accepts=False)
     with pytest.raises(
         ConfigError, match=r"\(checksums of arrays: 0 in the run, 1 now; model\.weights: None in"
     ):
-        origin.check_data(tmp_path, {"arrays": "1", "model.weights": "2"}, accepts=False)
-    origin.check_data(tmp_path, {"arrays": "1"}, accepts=True)
-    origin.write(tmp_path, VALUES, [8], part(3, arrays="1"), resumed=True)
-    origin.check_data(tmp_path, {"arrays": "1"}, accepts=False)
+        origin.check_data(
+            tmp_path, origin.read(tmp_path), {"arrays": "1", "model.weights": "2"}, accepts=False
+        )
+    origin.check_data(tmp_path, origin.read(tmp_path), {"arrays": "1"}, accepts=True)
+    origin.write(tmp_path, VALUES, [8], part(3, arrays="1"), origin.read(tmp_path))
+    origin.check_data(tmp_path, origin.read(tmp_path), {"arrays": "1"}, accepts=False)
     assert [each["data"]["arrays"] for each in origin.read(tmp_path)["parts"]] == ["0", "1"]
 
 
 def test_origin_lists_the_parts_of_a_run(tmp_path):
     """An equal part is not repeated. Parts whose rounds run again are replaced."""
-    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    origin.write(tmp_path, VALUES, [8], part(), None)
     for first, commit in ((3, "a"), (5, "b"), (7, "c"), (7, "d")):
-        origin.write(tmp_path, VALUES, [8], part(first, commit), resumed=True)
+        origin.write(tmp_path, VALUES, [8], part(first, commit), origin.read(tmp_path))
     parts = origin.read(tmp_path)["parts"]
     assert [(each["first_round"], each["commit"]) for each in parts] == [
         (0, "a"),
@@ -224,27 +226,27 @@ def test_origin_lists_the_parts_of_a_run(tmp_path):
         (7, "d"),
     ]
     assert origin.read(tmp_path)["identity"] == digest(VALUES)
-    origin.write(tmp_path, VALUES, [8], part(0, "e"), resumed=False)
+    origin.write(tmp_path, VALUES, [8], part(0, "e"), None)
     assert json.loads((tmp_path / origin.NAME).read_text())["parts"] == [part(0, "e")]
 
 
 def test_start_of_a_run_is_kept_when_it_is_resumed(tmp_path, monkeypatch):
     """A run of a version that did not write it has none; origin.json stays readable."""
     before = datetime.now(UTC).replace(microsecond=0)
-    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    origin.write(tmp_path, VALUES, [8], part(), None)
     started = origin.read(tmp_path)["started"]
     assert before <= datetime.fromisoformat(started) <= datetime.now(UTC)
     later = SimpleNamespace(now=lambda zone: datetime(2100, 1, 1, tzinfo=zone))
     monkeypatch.setattr(origin, "datetime", later)
-    origin.write(tmp_path, VALUES, [8], part(3, "b"), resumed=True)
+    origin.write(tmp_path, VALUES, [8], part(3, "b"), origin.read(tmp_path))
     assert origin.read(tmp_path)["started"] == started
-    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    origin.write(tmp_path, VALUES, [8], part(), None)
     assert origin.read(tmp_path)["started"] == "2100-01-01T00:00:00+00:00"
 
     content = json.loads((tmp_path / origin.NAME).read_text())
     del content["started"]
     (tmp_path / origin.NAME).write_text(json.dumps(content))
-    origin.write(tmp_path, VALUES, [8], part(3, "b"), resumed=True)
+    origin.write(tmp_path, VALUES, [8], part(3, "b"), origin.read(tmp_path))
     assert origin.read(tmp_path)["started"] is None
 
 

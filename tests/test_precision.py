@@ -1,6 +1,7 @@
 """`hardware.precision=auto` depends on the device, and a resumed run keeps its precision."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,7 +10,7 @@ import torch
 import fedexp
 from fedexp.engine.hardware import Hardware
 from fedexp.rundir import origin
-from fedexp.training import resuming
+from fedexp.training.folder import RunFolder
 from quick_runs import SMALL
 from toy_federation import HARDWARE
 
@@ -40,8 +41,10 @@ def test_a_resumed_run_keeps_its_precision(tmp_path):
         assert begun.resumed(before).resolve(cohort_size=4).precision == now
     for first, precision in ((0, "tf32"), (2, "fp32")):  # the rounds on a GPU, then on a CPU
         part = {"first_round": first, "hardware": {"precision": precision}}
-        origin.write(tmp_path, {}, [], part, resumed=first > 0)
-    assert resuming.recorded_precision(tmp_path) == "tf32"
+        before = origin.read(tmp_path) if first else None
+        known = origin.write(tmp_path, {}, [], part, before)
+    folder = SimpleNamespace(continues=True, origin=known)
+    assert RunFolder.precision.fget(folder) == "tf32"
 
 
 @pytest.mark.parametrize(("has_gpu", "precision"), [(False, "fp32"), (True, "tf32")])

@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fedexp.training.resuming import restore_state
 
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.server_optimizers import ServerOptimizer
@@ -16,7 +17,6 @@ from fedexp.data.partition import IID
 from fedexp.metrics.forgetting_metric import ForgettingEvents, InOutLocal
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.testing import assert_equal, record
-from fedexp.training.resuming import restore_state
 from test_schedule import schedule
 from toy_federation import ALL, LOCAL, make_simulation
 

@@ -5,12 +5,11 @@ import shlex
 import pytest
 import torch
 
+import fedexp
 from fedexp.cli.main import main
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
-from fedexp.training.job import Job
-from fedexp.training.resuming import require_new
 from quick_runs import write_run
 
 DAMAGES = {
@@ -58,7 +57,7 @@ def test_commands_in_messages_can_be_typed(tmp_path, capsys, caplog, monkeypatch
     assert "partition.npz: is missing; figures of classes and clients are left out" in caplog.text
     assert "`fedexp figures 'my run'`" in capsys.readouterr().err
     with pytest.raises(ConfigError) as raised:
-        require_new(Job(config=None, directory=run, overrides=(), choices={}, sweep=None))
+        fedexp.run(["tracker=none"], directory=run)
     typed = str(raised.value).partition("continue it with ")[2].rpartition(", or")[0]
     assert shlex.split(typed) == ["resume='my run'"]
 

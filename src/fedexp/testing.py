@@ -28,9 +28,9 @@ from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
 from fedexp.training import exchange
 from fedexp.training.exchange import Exchange
+from fedexp.training.folder import read_state
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
-from fedexp.training.resuming import read_state
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State

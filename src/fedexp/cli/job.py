@@ -28,7 +28,6 @@ from fedexp.core.errors import (
 )
 from fedexp.core.storage import (
     display_path,
-    read_mapping,
     remove_if_empty,
     write_atomically,
     write_json,
@@ -54,7 +53,6 @@ def run_job(config: Any) -> None:
     except ConfigError as error:
         remove_output(Path(to_plain(hydra_config.runtime)["output_dir"]), hydra_config)
         raise JobFailed(str(error), say(str(error))) from error
-    is_new = not has_run(job.directory)
     try:
         from fedexp.training.run import train_run
 
@@ -65,7 +63,7 @@ def run_job(config: Any) -> None:
         say_how_to_continue(job)
         raise
     except Exception as error:
-        if code := report_failure(error, job, hydra_config, is_new):
+        if code := report_failure(error, job, hydra_config):
             raise JobFailed(first_line(error), code) from error
         return
     if summary.get("status") == "stopped" and job.sweep is None:
@@ -170,10 +168,11 @@ def change_directory(directory: Path) -> None:
 def say_how_to_continue(job: "Job") -> None:
     """Print the command that continues a run. A sweep prints its own command."""
     from fedexp.rundir.checkpoint import saved_round
+    from fedexp.rundir.reader import RunDirectory
 
     if job.sweep is not None:
         return
-    if not has_run(job.directory):
+    if not RunDirectory(job.directory).begun:
         print("There is nothing to resume.", file=sys.stderr)
         return
     after = saved_round(job.directory)
@@ -195,18 +194,15 @@ def resume_command(job: "Job") -> str:
 # --- failures
 
 
-def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
-    """Record why a job failed, print one message, and return the exit code.
-
-    is_new: whether the directory contained no run before the job started.
-    """
+def report_failure(error: Exception, job: "Job", hydra_config: Any) -> int:
+    """Record why a job failed, print one message, and return the exit code."""
     from fedexp.rundir.lock import Occupied
 
     if isinstance(error, Occupied) and job.sweep is not None:
         return say(f"skipped: {error}", 0)
     if isinstance(error, ConfigError):
         if job.sweep is not None:
-            record_failure(job, error, str(error), BAD_INPUT, is_new)
+            record_failure(job, error, str(error), BAD_INPUT)
         elif not isinstance(error, Occupied):
             remove_output(job.directory, hydra_config)
         return say(str(error))
@@ -233,15 +229,18 @@ def remove_output(directory: Path, hydra_config: Any) -> None:
     remove_if_empty(directory, Path(to_plain(hydra_config.runtime)["cwd"]))
 
 
-def record_failure(job: "Job", error: Exception, report: str, code: int, ours: bool = True) -> str:
+def record_failure(job: "Job", error: Exception, report: str, code: int) -> str:
     """Write error.txt and a summary with the status `failed` to the job's directory.
 
-    Return a message that says where to find the report. A finished run is never overwritten.
-
-    ours: whether the directory belongs to this job. False if it contains a different run.
+    Return a message that says where to find the report. A finished run is never overwritten, and no
+    run by a job that was rejected before it started.
     """
+    from fedexp.rundir.reader import RunDirectory
+
     directory, where = job.directory, ""
-    if not ours or not directory.is_dir() or has_result(directory):
+    run = RunDirectory(directory)
+    keeps = run.begun if isinstance(error, ConfigError) else run.has_result
+    if keeps or not directory.is_dir():
         where = f"No report was written to {directory}. The report is:\n{report}"
     else:
         chosen = {key: job.choices[key] for key in ("algorithm", "dataset") if key in job.choices}
@@ -252,18 +251,3 @@ def record_failure(job: "Job", error: Exception, report: str, code: int, ours: b
         except OSError as failure:
             where = f"{directory} cannot be written ({failure.strerror}). The report is:\n{report}"
     return where or f"The traceback is in {display_path(directory / files.ERROR)}"
-
-
-def has_run(directory: Path) -> bool:
-    """Return whether a directory contains a run. If so, a rejected job must not change it."""
-    begun = any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS))
-    return begun or has_result(directory)
-
-
-def has_result(directory: Path) -> bool:
-    """Return whether a directory has a summary that does not record a failure."""
-    path = directory / files.SUMMARY
-    try:
-        return path.exists() and read_mapping(path).get("status") != "failed"
-    except ConfigError:
-        return True  # an unreadable file; do not replace it

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.analysis.runs import Run
-from fedexp.cli.job import has_run, make_job, record_failure
+from fedexp.cli.job import make_job, record_failure
 from fedexp.config.composition import checked_overrides, composed, quoted, without_hydra
 from fedexp.config.overrides import key_of
 from fedexp.core.console import log_to_console
@@ -64,13 +64,11 @@ def train(job: "Job") -> None:
     """Train a run. If the run fails, write the reason to error.txt and re-raise the exception."""
     from fedexp.training.run import train_run
 
-    new = not has_run(job.directory)
     try:
         train_run(job)
     except ConfigError:
-        if new:
-            with suppress(OSError):
-                remove_if_empty(job.directory, Path.cwd())
+        with suppress(OSError):
+            remove_if_empty(job.directory, Path.cwd())
         raise
     except Exception as error:
         record_failure(job, error, "".join(traceback.format_exception(error)), FAILED)

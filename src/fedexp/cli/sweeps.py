@@ -42,7 +42,6 @@ from fedexp.core.storage import display_path, read_csv
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
-from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp.training.callbacks import is_finished
 from fedexp.training.checks import check, check_used
@@ -317,12 +316,11 @@ def name_jobs(jobs: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
 def job_status(job: Planned) -> str:
     """Return the state of a job, read from its directory.
 
-    The state is completed, diverged, stopped, failed, damaged, running, `interrupted at <round>` or
-    new.
+    The state is completed, diverged, stopped, failed, running, `interrupted at <round>` or new.
     """
-    if is_occupied(job.directory):
-        return "running"
     run = RunDirectory(job.directory)
+    if run.occupied:
+        return "running"
     if run.has(files.SUMMARY):
         # a run that was ended by `stop` continues if the job has different limits
         stop = Stop(**job.composed.stop)

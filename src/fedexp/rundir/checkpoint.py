@@ -26,6 +26,7 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.core.tree import Tree
 from fedexp.rundir import csv_files, files
 from fedexp.rundir.files import CHECKPOINT_FORMAT
+from fedexp.rundir.reader import RunDirectory
 
 DAMAGED = "checkpoint/damaged.pt"
 
@@ -69,16 +70,11 @@ def load(directory: Path) -> Saved | None:
             return Saved(state, problems[0] if problems else None)
         except ConfigError as error:
             problems.append(str(error))
-    if not exists(directory):
+    if not RunDirectory(directory).resumable:
         return None
     raise ConfigError(
         "\n".join([*problems, f"no checkpoint can be read; remove {directory} to start again"])
     )
-
-
-def exists(directory: Path) -> bool:
-    """Return whether a state was ever saved."""
-    return any((directory / name).exists() for name in (files.CHECKPOINT, files.PREVIOUS))
 
 
 def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:

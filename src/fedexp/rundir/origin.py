@@ -47,20 +47,20 @@ def write(
     values: Mapping[str, Any],
     shape: Sequence[int],
     part: Mapping[str, Any],
-    resumed: bool,
+    before: Mapping[str, Any] | None,
     sweep: str | None = None,
-) -> None:
-    """Write origin.json, or update it for a resumed run.
+) -> dict[str, Any]:
+    """Write origin.json, or update it for a resumed run, and return its content.
 
-    values: the result of `essential`. part: the entry of "parts" for the next rounds. resumed:
-    False if the run has no completed rounds, so that no earlier part counts. sweep: the name of
-    the sweep that starts the run.
+    values: the result of `essential`. part: the entry of "parts" for the next rounds. before: the
+    content until now; None if the run has no completed rounds, so that no earlier part counts.
+    sweep: the name of the sweep that starts the run.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     begun: dict[str, Any] = {"started": started, "directory": str(Path.cwd()), "sweep": sweep}
     begun["parts"] = []
-    if resumed:
-        begun = read(directory)
+    if before is not None:
+        begun = dict(before)
     parts = [each for each in begun["parts"] if each["first_round"] < part["first_round"]]
     if not parts or parts[-1] | {"first_round": part["first_round"]} != part:
         parts.append(dict(part))
@@ -75,14 +75,15 @@ def write(
         "values": dict(values),
     }
     storage.write_json(directory / NAME, content)
+    return content
 
 
-def differences(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the values that affect the result and differ from the run in a directory, by key.
+def differences(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the values that affect the result and differ from those of a run, by key.
 
-    values: the result of `essential` for the command.
+    known: the run's origin. values: the result of `essential` for the command.
     """
-    before = read(directory)["values"]
+    before = known["values"]
     return {
         key: f"{key}: {before.get(key, '(absent)')} in the run, {values.get(key, '(absent)')} now"
         for key in sorted(before.keys() | values.keys())
@@ -94,13 +95,15 @@ def is_moved(key: str, value: object) -> bool:
     return PATH.fullmatch(key) is not None and isinstance(value, str) and Path(value).exists()
 
 
-def check_data(directory: Path, data: Mapping[str, str], accepts: bool) -> None:
+def check_data(
+    directory: Path, known: Mapping[str, Any], data: Mapping[str, str], accepts: bool
+) -> None:
     """Raise ConfigError if the data differ from the data of the run's last rounds.
 
-    data: the checksums of the data, by name. accepts: whether the data may differ
-    (`accept_changed_data`).
+    known: the run's origin. data: the checksums of the data, by name. accepts: whether the data may
+    differ (`accept_changed_data`).
     """
-    before = read(directory)["parts"][-1]["data"]
+    before = known["parts"][-1]["data"]
     changed = [name for name in {**before, **data} if before.get(name) != data.get(name)]
     if changed and not accepts:
         lines = [f"{name}: {before.get(name)} in the run, {data.get(name)} now" for name in changed]

@@ -180,12 +180,35 @@ class RunDirectory:
             return str(self.summary["status"])
         if self.has(files.ERROR):
             return "failed"
-        return "running" if is_occupied(self.directory) else "unfinished"
+        return "running" if self.occupied else "unfinished"
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended, perhaps early."""
         return self.status in OVER
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the directory has a summary that does not record a failure."""
+        try:
+            return self.has(files.SUMMARY) and self.summary.get("status") != "failed"
+        except ConfigError:
+            return True  # an unreadable file; do not replace it
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has begun in the directory. If so, a rejected job must not change it."""
+        return self.has(files.CONFIG) or self.has(files.ROUNDS) or self.has_result
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint was ever saved."""
+        return self.has(files.CHECKPOINT) or self.has(files.PREVIOUS)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether a running process uses the directory."""
+        return is_occupied(self.directory)
 
     @property
     def diverged(self) -> bool:

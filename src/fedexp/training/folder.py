@@ -1,0 +1,342 @@
+"""What a job does in its directory: start a run, resume it, extend it, or nothing.
+
+`fedexp resume=<directory> rounds=300` gives a run more rounds. It computes the same results as a
+run that was started with 300 rounds, because no algorithm depends on the number of rounds. If
+`local.schedule=cosine`, the learning rates depend on this number, so such a run cannot be extended.
+"""
+
+import csv
+import io
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
+from fedexp.config.build import Built
+from fedexp.config.cohorts import Rounds
+from fedexp.config.composition import path_override
+from fedexp.config.overrides import OF_COMMAND, key_of
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.data.changes import describe_change
+from fedexp.data.partitioned import HELD_OUT, Partition, find_task_partitions
+from fedexp.figures.pictures import picture_files
+from fedexp.rundir import checkpoint, files, origin
+from fedexp.rundir.identity import essential
+from fedexp.rundir.lock import occupied
+from fedexp.rundir.reader import RunDirectory
+from fedexp.trackers.progress import result_table
+from fedexp.training.callbacks import is_finished, stop_reason
+from fedexp.training.division import load_checksum
+from fedexp.training.job import Job
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
+from fedexp.training.summary import environment
+
+log = logging.getLogger("fedexp")
+
+# options that may change when a run is extended
+LENGTH = ("rounds", "scenario.rounds_per_task")
+EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
+
+
+class RunFolder:
+    """The directory of a job, and what the job does there.
+
+    Entering it decides this and raises ConfigError if the directory contains a run that the job may
+    neither continue nor replace. Until it is left, no other process can use the directory. If it
+    contains no run, it is only created and locked when `restore` is called, after all checks.
+    """
+
+    def __init__(self, job: Job, built: Built):
+        self.job, self.built, self.directory = job, built, job.directory
+        # the resolved configuration and, as `choices`, the chosen options
+        self.config: dict[str, Any] = built.values | {"choices": dict(job.choices)}
+        self.values = essential(built)  # all values that determine the results
+        self.run = RunDirectory(job.directory)  # before this job
+        self.by_name = built.settings.resume is not None
+        self.continues = False  # whether the job continues the run in the directory
+        self.extends = False  # whether it changes an EXTENDABLE value of the run
+        self.origin: dict[str, Any] = {}  # of the run that continues, later of this job
+        self.saved: checkpoint.Saved | None = None  # from which the run continues
+        self.checksums: dict[str, str] = {}  # of the data, see `data_checksums`
+        # a new run's directory is locked late, because that creates it
+        self.is_locked = job.sweep is not None or self.run.has(files.CONFIG)
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._held:
+            if self.is_locked:
+                self._held.enter_context(occupied(self.directory))
+            self._decide()
+            self._held = self._held.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.close()
+
+    # --- decisions
+
+    def _decide(self) -> None:
+        """Find out whether the job starts, continues or extends a run."""
+        alone = self.job.sweep is None
+        self.continues = self.by_name or (not alone and self.run.resumable)
+        if self.continues:
+            self.origin = origin.read(self.directory)
+            before = self.origin["values"]
+            self.extends = any(before.get(key) != self.values.get(key) for key in EXTENDABLE)
+            self._check_values()
+        elif alone and self.built.settings.accept_changed_data:
+            raise ConfigError(
+                "accept_changed_data=true: can only be used with resume=<run directory>, or to"
+                " continue a sweep"
+            )
+        elif alone:
+            self._require_new()
+
+    def _check_values(self) -> None:
+        """Check that the run was started with the values of this job.
+
+        Only a run that is resumed by name may be given more rounds. If a job of a sweep was given
+        more rounds and finished, the sweep accepts it and logs a warning.
+        """
+        differing = origin.differences(self.origin, self.values)
+        extends = differing.keys() <= set(EXTENDABLE)
+        if differing and self.job.sweep is None and extends:
+            self._check_extension()
+        elif extends and self.run.finished:
+            for line in differing.values():
+                log.warning(
+                    "%s: the run was extended, but still counts as a job of this sweep: %s",
+                    self.directory.name,
+                    line,
+                )
+        elif differing:
+            raise ConfigError(
+                f"resume={self.directory}: the run was started with another configuration:\n  "
+                + "\n  ".join(differing.values())
+            )
+
+    def _check_extension(self) -> None:
+        """Raise ConfigError if the run cannot be extended."""
+        before, rounds, last = self.origin["values"], self.values.get("rounds"), self.run.last_round
+        problem = ""
+        if any(before.get(key) != self.values.get(key) for key in LENGTH):
+            schedule = before.get("local.schedule")
+            if find_task_partitions(self.directory):
+                problem = "a run with several tasks cannot be given more rounds"
+            elif last is not None and isinstance(rounds, int) and rounds <= last:
+                problem = f"must be greater than {last}, the last completed round"
+            elif schedule in SCHEDULES_OVER_ALL_ROUNDS:
+                problem = (
+                    f"with local.schedule={schedule}, all learning rates depend on the number of"
+                    f" rounds ({before.get('rounds')}); start a new run"
+                )
+        if self.run.diverged:
+            problem = "the run has diverged"
+        if problem:
+            raise ConfigError(f"resume={self.directory}: rounds={rounds}: {problem}")
+
+    def _require_new(self) -> None:
+        """Raise ConfigError if the directory contains a run that the job may not replace."""
+        if self.job.overwrite:
+            files.require_replaceable(self.directory)
+        elif self.run.has(files.ROUNDS):
+            raise ConfigError(
+                f"{self.directory}: this directory already contains a run; continue it with"
+                f" {shlex.quote(path_override('resume', self.directory))}, or choose another"
+                " hydra.run.dir"
+            )
+
+    @property
+    def is_extension(self) -> bool:
+        """Whether a finished run continues. Its files stay until a new round is recorded."""
+        return self.continues and self.run.finished
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do for this job."""
+        if not self.is_extension or (self.job.sweep is None and self.extends):
+            return False
+        return is_finished(self.run.summary, self.built.stop, self.by_name)
+
+    def show_result(self) -> dict[str, Any]:
+        """Say that nothing is left to do, and return the summary of the run.
+
+        Raises ConfigError if the data have changed since.
+        """
+        summary = self.run.summary
+        self._check_data(data_checksums(self.built, load_checksum(self.built)))
+        reason = f"is complete ({summary['rounds']} rounds)"
+        if summary["status"] == "stopped":
+            reason = stop_reason(summary)
+        log.info("%s %s; nothing to do", self.directory, reason)
+        if self.job.sweep is None:
+            pictures = picture_files(self.directory / "figures")
+            result_table(summary, self.directory, pictures)
+        return summary
+
+    @property
+    def precision(self) -> str | None:
+        """The precision that the run started with. None for a new run."""
+        return self.origin["parts"][0]["hardware"]["precision"] if self.continues else None
+
+    @property
+    def sweep(self) -> str | None:
+        """The name of the sweep that the run belongs to, or None, also if it is resumed."""
+        return self.origin["sweep"] if self.by_name else self.job.sweep
+
+    # --- the state
+
+    def restore(self, simulation: Simulation) -> State:
+        """Return the state from which the run continues or starts.
+
+        Raises ConfigError if the data, the partitions or the cohorts of completed rounds have
+        changed.
+        """
+        if not self.is_locked:
+            self._held.enter_context(occupied(self.directory))
+            self.is_locked = True
+            self._require_new()  # another process may have started a run there
+        self.checksums = data_checksums(self.built, simulation.runtime.data.checksum)
+        self.saved = checkpoint.load(self.directory) if self.continues else None
+        if self.saved is None:
+            return simulation.initial_state()
+        self._check_data(self.checksums)
+        state = read_state(self.directory, self.saved.state, simulation)
+        for name, stage in simulation.partition_files().items():
+            before, now = Partition.load(self.directory / name), stage.partition
+            if before.hash != now.hash or not np.array_equal(before.counts, now.counts):
+                raise ConfigError(
+                    f"resume={self.directory}: the data have changed: their partition differs from"
+                    f" the saved partition ({name}); restore the original data or start a new run"
+                )
+        check_cohorts(self.directory, simulation.cohorts or {}, state.record.cohorts)
+        if state.status in ("completed", "stopped") and state.round < simulation.rounds:
+            state.status, state.stopped = "running", {}
+        return state
+
+    def _check_data(self, checksums: Mapping[str, str]) -> None:
+        accepts = self.built.settings.accept_changed_data
+        origin.check_data(self.directory, self.origin, checksums, accepts)
+
+    # --- the inputs
+
+    def begin(self, simulation: Simulation) -> None:
+        """Write the inputs of the run, and remove what an earlier attempt or the end has left."""
+        with storage.storing(self.directory):
+            for left in (files.ERROR, files.SUMMARY):
+                (self.directory / left).unlink(missing_ok=True)
+            files.remove_temporaries(self.directory)
+        if self.saved is None:
+            self._begin_new(simulation)
+            return
+        if self.saved.problem is not None:
+            checkpoint.set_aside(self.directory)
+        if self.extends:
+            self._write_options()
+        self._write_origin(simulation)  # last, because it says whether the run was extended
+
+    def _begin_new(self, simulation: Simulation) -> None:
+        """Write the inputs of a run that starts with round 0."""
+        if self.by_name:
+            log.info("no checkpoint was saved; the run starts again from round 0")
+        self._write_origin(simulation)
+        self._write_options()
+        data, converted = simulation.runtime.data, self.built.dataset.conversion()
+        told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
+        log.info("dataset=%s: %s", self.job.choices["dataset"], told)
+        write_partitions(self.directory, simulation, self.job.choices["partition"])
+        remark = self.built.partition.remark()
+        if remark and self.built.algorithm.paradigm != "centralized":
+            log.warning("partition=%s: %s", self.job.choices["partition"], remark)
+
+    def _write_origin(self, simulation: Simulation) -> None:
+        """Write what the next rounds are computed with to origin.json."""
+        first = 0 if self.saved is None else self.saved.state["round"] + 1
+        made_with = environment(simulation.hardware)
+        part = {"first_round": first, **made_with, "data": dict(self.checksums)}
+        shape = simulation.runtime.data.x_train.shape[1:]
+        before = None if self.saved is None else self.origin
+        self.origin = origin.write(self.directory, self.values, shape, part, before, self.sweep)
+
+    def _write_options(self) -> None:
+        """Write the overrides and the configuration of the run.
+
+        The file config.yaml is written last, because it makes the directory that of a run.
+        """
+        typed = [override for override in self.job.overrides if key_of(override) not in OF_COMMAND]
+        for name, content in ((files.OVERRIDES, typed), (files.CONFIG, self.config)):
+            storage.write_atomically(self.directory / name, storage.dump_yaml(content).encode())
+
+
+def data_checksums(built: Built, arrays: str) -> dict[str, str]:
+    """Return the checksums of the data that determine a run's results, by name.
+
+    arrays: the checksum of the loaded data sets.
+    """
+    found = {"arrays": arrays}
+    named = {
+        "partition.path": getattr(built.partition, "path", None),
+        "cohorts.path": getattr(built.cohorts, "path", None),
+        "model.weights": getattr(built.model, "weights", None),
+    }
+    for key, name in named.items():
+        if isinstance(name, str) and Path(name).is_file():
+            with storage.reading(Path(name)):
+                found[key] = f"{storage.crc_of(Path(name), Path(name).stat().st_size):08x}"
+    return found
+
+
+def read_state(directory: Path, saved: Mapping[str, Any], simulation: Simulation) -> State:
+    """Return the state in a checkpoint, with the results up to its round from the tables."""
+    run, records = RunDirectory(directory), simulation.initial_state().records
+    for view, empty in records.items():
+        run.restore(empty, view, saved["round"])
+    return State.from_tree(saved, records, simulation.runtime.device, directory)
+
+
+def check_cohorts(directory: Path, planned: Rounds, before: Mapping[int, Sequence[int]]) -> None:
+    """Raise ConfigError if other clients are planned for a round than took part in it before."""
+    for number, clients in before.items():
+        if planned.get(number, clients) != clients:
+            raise ConfigError(
+                f"resume={directory}: other clients than before would take part in round {number}."
+                " Restore the file cohorts.path or, with cohorts=windows, the number of rounds, on"
+                " which its windows depend; or start a new run"
+            )
+
+
+def write_partitions(directory: Path, simulation: Simulation, option: str) -> None:
+    """Write the partitions of the data and the names of the classes to files, and log them.
+
+    option: the option of the group `partition`, for the log.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerows([("class", "name"), *enumerate(simulation.runtime.data.classes)])
+    storage.write_atomically(directory / files.CLASSES, text.getvalue().encode())
+    has_tasks = len(simulation.stages) > 1
+    for name, stage in simulation.partition_files().items():
+        partition, info, task = stage.partition, stage.partition.info, ""
+        if has_tasks:
+            info = info | {"rounds_per_task": simulation.rounds_per_task}
+            task = f" of task {stage.federation.task + 1}"
+        classes = simulation.runtime.data.classes
+        replace(partition, info=info).save(directory / name, classes)
+        if partition.is_change:
+            log.info(
+                "schedule: from round %d on: %s", info["from_round"], describe_change(partition)
+            )
+        else:
+            log.info("partition=%s%s: %s", option, task, partition.sentence())
+        if unused := info.get("unused"):
+            used = partition.sizes.sum() + sum(len(getattr(partition, k)) for k in HELD_OUT)
+            told = f"{unused:,} of {unused + used:,} training examples are unused"
+            log.warning("partition=%s%s: %s", option, task, told)
