@@ -65,7 +65,7 @@ docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `do
 	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(call install,-e '.[docs]')
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
-reproduction: $(STAMP) ## writes the tables of REPRODUCTION.md from the committed runs; ARGS=--check only checks them
+reproduction: $(STAMP) ## writes the numbers of REPRODUCTION.md from the committed runs; ARGS=--check only checks them
 	$(BIN)/fedexp-papers page $(ARGS)
 
 # --strict: a package that the index does not know is an error. Without it "no known vulnerabilities" may mean that

@@ -54,7 +54,7 @@ def make_parser() -> ArgumentParser:
     each.add_argument("directories", nargs="+", type=Path, help="run directories")
     add_picture_flags(each)
 
-    each = add("page.page", "write the measured tables of REPRODUCTION.md")
+    each = add("page.page", "write the numbers of REPRODUCTION.md and its page of tables")
     each.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     root = "path of the git checkout (default: the working directory)"
     each.add_argument("--root", type=Path, default=Path(), help=root)

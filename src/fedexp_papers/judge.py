@@ -8,6 +8,8 @@ from typing import Any
 # Tolerances by unit. RELATIVE is a fraction of the published value, for rounds and ratios.
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
+# A tolerance of more than this many strict ones, such as 5 points, is too wide to test anything.
+TOO_WIDE = 2.5
 REDUCED = "reduced protocol"
 AGREEING = ("within", "failed as printed", "not reached as printed")
 VERDICTS = (*AGREEING, "outside")  # on judged values

@@ -8,26 +8,37 @@ from typing import Any
 import pandas as pd
 
 from fedexp.analysis.layout import SOME_DIVERGED, Section
+from fedexp_papers.judge import (
+    ABSOLUTE,
+    AGREEING,
+    FORGETTING,
+    RELATIVE,
+    TOO_WIDE,
+    VERDICTS,
+    strict_tolerance,
+)
 
 NO_VIEW = "not judged: no augmented view"
+STRICT, WITHIN, NOISE, ONE_SEED = "*", "+", "#", "¹"
 MARKS = {
-    "within": "*",
-    "failed as printed": "*",
-    "not reached as printed": "*",
     "outside": "!",
     "not judged: suspect print": "?",
     "not judged: reduced protocol": "~",
 }
 PLAIN_ONLY = "^"
+DEFAULT = f"{ABSOLUTE['percent']:g} points, {FORGETTING} of F or {RELATIVE:.0%} of rounds"
 NOTES = {  # mark -> its explanation in the legend of a table
-    "*": "within the tolerance",
+    ONE_SEED: "one seed",
+    STRICT: f"within the strict tolerance, {DEFAULT}",
+    WITHIN: "within the wider tolerance that is given (tol.)",
+    NOISE: f"within a tolerance of more than {TOO_WIDE:g} strict ones, which tests nothing",
     "!": "outside the tolerance",
     "?": "not judged: the published value cannot be right",
     "~": "not judged: run with another protocol or with older code of the method",
     PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",
 }
-MARKED = re.compile(r"(?<=[\ddr])[*!?~^†‡]+")  # marks after a number, "failed" or "never"
+MARKED = re.compile(r"(?<=[\ddr])[¹*+#!?~^†‡]+")  # marks after a number, "failed" or "never"
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
@@ -42,8 +53,9 @@ def describe_cells(table: pd.DataFrame) -> str:
     parts = []
     if "[" in every:
         spread = " ± standard deviation over seeds" * ("±" in every)
+        wider = " tol. tolerance, if wider than the strict one" * ("tol." in every)
         missing = "; not run if our value is missing" * any(text[:1] == "[" for text in texts)
-        parts.append(f"ours{spread} [published]{missing}")
+        parts.append(f"ours{spread} [published{wider}]{missing}")
     parts += ["forgetting in parentheses"] * bool(IN_PARENTHESES.search(every))
     parts += [f"`{mark}` {note}" for mark, note in NOTES.items() if mark in marks]
     text = "; ".join(parts)
@@ -93,16 +105,37 @@ def in_brackets(row: Mapping[str, Any], text: str) -> str:
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 
+def mark_verdict(row: Mapping[str, Any]) -> str:
+    """Return the mark of a row's verdict, or "" if it has none.
+
+    A value that is only within a tolerance wider than the strict one has another mark.
+    """
+    if row["verdict"] not in AGREEING:
+        return MARKS.get(row["verdict"], "")
+    strict = strict_tolerance(row["unit"], row["metric"], row["printed"])
+    if row["verdict"] != "within" or abs(row["difference"]) <= strict:
+        return STRICT
+    return WITHIN if row["tolerance"] <= TOO_WIDE * strict else NOISE
+
+
+def format_tolerance(row: Mapping[str, Any]) -> str:
+    """Return the tolerance of a measured value, or "" if it is the strict one."""
+    strict = strict_tolerance(row["unit"], row["metric"], row["printed"])
+    is_wider = row["verdict"] in VERDICTS and row["tolerance"] > strict
+    return f" tol. {format_column(row, 'tolerance')}" if is_wider else ""
+
+
 def format_cell(rows: Rows) -> str:
     """Return the text of a cell: the measured values with marks, then the published values."""
     ours, printed = [], []
     for row in rows:
         value, published = format_values(row)
         if value:
-            value += MARKS.get(row["verdict"], "") + PLAIN_ONLY * bool(shows_plain(row))
+            value += ONE_SEED * bool(row["n"] == 1 and row is rows[0])
+            value += mark_verdict(row) + PLAIN_ONLY * bool(shows_plain(row))
             value += SOME_DIVERGED * bool(0 < row["diverged"] < row["n"])
         ours.append(in_brackets(row, value))
-        printed.append(in_brackets(row, published))
+        printed.append(in_brackets(row, published + format_tolerance(row)))
     return f"{' '.join(filter(None, ours))} [{' '.join(printed)}]".strip()
 
 

@@ -179,9 +179,37 @@ def test_suspect_and_reduced_cells_are_marked(tmp_path):
     write_sweep_name(tmp_path, "fedntd_table10")
     assert main(["compare", "--no-figures", str(tmp_path)]) == 0
     text = (tmp_path / "comparison.md").read_text()
-    assert "50.00? (0.50?) [55.59 (0.31)]" in text
-    assert "20.00~ (0.50~) [40.14 (0.59)]" in text
+    assert "50.00¹? (0.50?) [55.59 (0.31)]" in text
+    assert "20.00¹~ (0.50~) [40.14 (0.59)]" in text
     assert "Other protocols (`~`): `rounds=1`." in text
+
+
+def test_marks_tell_the_strict_tolerance_from_wider_ones():
+    """The published accuracy is 40. Ours is one or three points away, with tolerances of 2, 3.14
+    and 6 points. The tolerance is given where it is wider."""
+    row = {"metric": "accuracy", "unit": "percent", "printed": 40.0, "n": 1, "diverged": 0}
+    row |= {"note": "", "rule": "", "std": float("nan"), "plain_last": 50.0, "verdict": "within"}
+
+    def cell(mean, tolerance, **others):
+        known = {"mean": mean, "difference": mean - 40.0, "tolerance": tolerance}
+        return layout.format_cell([row | known | others])
+
+    assert cell(41.0, 2.0) == "41.00¹* [40.00]"
+    assert cell(41.0, 3.14) == "41.00¹* [40.00 tol. 3.14]"
+    assert cell(43.0, 3.14) == "43.00¹+ [40.00 tol. 3.14]"
+    assert cell(43.0, 5.0) == "43.00¹+ [40.00 tol. 5.00]"
+    assert cell(43.0, 6.0) == "43.00¹# [40.00 tol. 6.00]"
+    assert cell(50.0, 6.0, verdict="outside") == "50.00¹! [40.00 tol. 6.00]"
+    assert cell(43.0, 3.14, n=2, std=1.0) == "43.00 ± 1.00+ [40.00 tol. 3.14]"
+    never = {"unit": "rounds", "metric": "rounds_to_A", "printed": float("nan")}
+    never |= {"note": "not_reached", "verdict": "not reached as printed"}
+    assert cell(float("inf"), float("nan"), **never) == "never¹* [-]"
+    marks = pd.DataFrame([[cell(41.0, 2.0), cell(43.0, 6.0)]])
+    assert [text.split()[0] for text in layout.describe_cells(marks).split("; ")[1:]] == [
+        "`¹`",
+        "`*`",
+        "`#`",
+    ]
 
 
 def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
@@ -313,7 +341,8 @@ def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
 
 
 def test_sweep_is_compared_when_it_ends(tmp_path, capsys):
-    """Of FedNTD Table 8, one run of FedAvg: 34.40 is 0.6 x 30 + 0.4 x 41."""
+    """Of FedNTD Table 8, one run of FedAvg: 34.40 is 0.6 x 30 + 0.4 x 41. The last rounds differ so
+    much that the value is within two standard errors, 7.78."""
     write_sweep_name(tmp_path, "fedntd_table8")
     make_run(tmp_path, RUN8, [0.3, 0.41], forgetting=0.6)
     assert main(["compare", str(tmp_path), "--format", "bmp"]) == 2
@@ -321,5 +350,5 @@ def test_sweep_is_compared_when_it_ends(tmp_path, capsys):
     finish_sweep(tmp_path, figures=True)
     assert "comparison.md" in capsys.readouterr().out
     text = (tmp_path / "comparison.md").read_text()
-    assert "| 34.40* (0.60*) [40.14 (0.59)] |" in text
+    assert "| 34.40¹# (0.60*) [40.14 tol. 7.78 (0.59)] |" in text
     assert "Rule: inferred protocol: ema(0.6), augmented test." in text

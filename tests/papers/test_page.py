@@ -1,4 +1,4 @@
-"""The tables of REPRODUCTION.md, and the committed tables of sweeps."""
+"""REPRODUCTION.md, its page of tables, and the committed tables of sweeps."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedexp.analysis.layout import csv
 from fedexp.config.options import conf_directories, list_options
 from fedexp_papers import evidence, readings
 from fedexp_papers.command import main
-from fedexp_papers.page import END, PAGE, START, describe_origin
+from fedexp_papers.page import END, MARK, PAGE, PARTS, TABLES, describe_origin
 from fedexp_papers.sweeps import all_paper_sweeps, load_paper_sweep
 from quick_runs import make_run
 
@@ -36,11 +36,12 @@ def test_committed_tables_are_current(sweep):
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / PAGE
-    path.write_text(f"# Title\n\n{START}old\n{END}\nMore.\n", encoding="utf-8")
+    parts = "More.\n".join(f"{MARK.format(name=name)}old\n{END}" for name in PARTS)
+    path.write_text(f"# Title\n\n{parts}\nMore.\n", encoding="utf-8")
     return path
 
 
-def test_tables_are_written_between_the_marks_and_checked(page, capsys):
+def test_parts_between_the_marks_and_the_tables_are_written_and_checked(page, capsys):
     """The second reading of the table has rows in the section of the first. Only sweeps with runs
     have a section."""
     arguments = ["page", "--root", str(page.parent)]
@@ -51,18 +52,25 @@ def test_tables_are_written_between_the_marks_and_checked(page, capsys):
     assert main([*arguments, "--check"]) == 2
     assert "is out of date; run `make reproduction`" in capsys.readouterr().err
     assert main(arguments) == 0
-    text = page.read_text()
-    assert text.startswith(f"# Title\n\n{START}\n### FedNTD Table 1: ")
+    text, tables = page.read_text(), (page.parent / TABLES).read_text()
+    assert text.startswith(f"# Title\n\n{MARK.format(name=PARTS[0])}\n| paper | published | ")
     assert text.endswith(f"{END}\nMore.\n")
-    assert text.count("\n### ") == 1
-    assert "`sweep=fedntd_table1`: 2 published values at the full protocol" in text
-    assert "FedNTD (before the release)" in text
+    assert text.count("More.\n") == len(PARTS)
+    assert "old" not in text
+    assert "**2 of the 874 published entries are judged (0 %)**" in text
+    assert tables.count("\n### ") == 1
+    assert "`sweep=fedntd_table1`: 2 published values at the full protocol" in tables
+    assert "FedNTD (before the release)" in tables
     heading = "| | CIFAR-10 s=2 |"  # named although no other column was run
-    assert text.count(heading) == 2
-    assert "MOON" not in text
+    assert tables.count(heading) == 2
+    assert "MOON" not in tables
     papers = len(all_paper_sweeps())
-    assert f"{papers - 2} of {papers} tables and figures have no run here." in text
+    assert f"{papers - 2} of {papers} tables and figures have no run here." in tables
+    assert (page.parent / TABLES).with_name("overview.svg").read_bytes().startswith(b"<?xml")
     assert main([*arguments, "--check"]) == 0
+    (page.parent / TABLES).write_text(tables + "changed")
+    assert main([*arguments, "--check"]) == 2
+    assert f"{page.parent / TABLES} is out of date" in capsys.readouterr().err
 
 
 def test_other_readings_at_another_protocol_are_named():
@@ -82,7 +90,9 @@ def test_page_without_marks_and_damaged_table_give_one_message(page, capsys):
     page.write_text("# Title\n")
     assert main(["page", "--root", str(page.parent)]) == 2
     assert f"{page}: has no lines" in capsys.readouterr().err
-    page.write_text(START + END)
+    page.write_text("".join(MARK.format(name=name) + END for name in PARTS))
+    assert main(["page", "--root", str(page.parent)]) == 2
+    assert "multirun: has no run of a published table" in capsys.readouterr().err
     path = page.parent / "multirun" / "fedntd_table1" / evidence.TABLE
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
