@@ -142,7 +142,7 @@ def find_reduced_classes(
     """
     schedule = config.get("schedule") or {}
     changes = schedule.get("classes")
-    if not changes or record is None or not record.starts:
+    if not changes or record is None or len(record.starts) == 1:
         return ()
     labels = sorted({int(label) for change in changes for label in change["shares"]})
     clients = schedule.get("clients")

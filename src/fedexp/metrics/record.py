@@ -46,12 +46,11 @@ class Record:
     `distributed_accuracy` contains them.
     """
 
-    # int64 [K, C]: number of training labels per client and class; with several tasks or a
-    # schedule, one such array for each task or change
+    # int64 [K, C]: number of training labels per client and class; if the clients' data change
+    # within a run, as with several tasks, one such array for each change, [changes, K, C]
     counts: np.ndarray
-    rounds_per_task: int = 0  # rounds per task in a scenario with several tasks
-    # first round of each row of `counts`, if the clients' data change within a run
-    starts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = (1,)  # first round of each array of `counts`
+    adds_up: bool = False  # whether later data are further data, those of another task
     # If a metric needs single examples: the labels of the M test examples, int64 [M], and for each
     # of `rounds` the correct predictions, bool [M] packed into uint8 [ceil(M / 8)].
     labels: np.ndarray | None = None
@@ -181,11 +180,15 @@ class Record:
 
     def counts_in(self, round: int) -> np.ndarray:
         """Return the label counts per client and class in `round` >= 1, int64 [K, C]."""
-        if self.starts:
-            return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
-        if self.counts.ndim == 2:
-            return self.counts
-        return self.counts[(round - 1) // self.rounds_per_task]
+        return self._changes[self._begun(round) - 1]
+
+    @property
+    def _changes(self) -> np.ndarray:
+        return self.counts.reshape(-1, *self.counts.shape[-2:])
+
+    def _begun(self, round: int) -> int:
+        """Return the number of changes of the data until `round`. The first is at the start."""
+        return max(bisect_right(self.starts, round), 1)
 
     def counts_until(self, round: int) -> np.ndarray:
         """Return the label counts per client and class in all tasks up to `round`, int64 [K, C].
@@ -193,9 +196,8 @@ class Record:
         Round 0 belongs to the first task. If a schedule changes the clients' data, the result
         contains only the counts in this round.
         """
-        if self.counts.ndim == 2 or self.starts:
-            return self.counts_in(round)
-        return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
+        begun = self._begun(round)
+        return self._changes[:begun].sum(0) if self.adds_up else self._changes[begun - 1]
 
     def sampled_counts(self, index: int) -> np.ndarray:
         """Return the label counts of the clients in round `local_rounds[index]`, int64 [S, C]."""

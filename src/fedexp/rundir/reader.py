@@ -132,11 +132,14 @@ class RunDirectory:
     def record(self, view: str = PLAIN) -> Record:
         """Return the results of the run in a view, from which any metric can be computed."""
         counts = [each.counts for each in self.partitions]
-        changes = [each.info["from_round"] for each in self.partitions if each.is_change]
+        per_task = int(self.partitions[0].info.get("rounds_per_task", 0))
         empty = Record(
             counts=np.stack(counts) if len(counts) > 1 else counts[0],
-            rounds_per_task=int(self.partitions[0].info.get("rounds_per_task", 0)),
-            starts=(1, *changes) if changes else (),
+            starts=tuple(
+                each.info["from_round"] if each.is_change else 1 + number * per_task
+                for number, each in enumerate(self.partitions)
+            ),
+            adds_up=per_task > 0,
         )
         return self.restore(empty, view)
 

@@ -1,6 +1,6 @@
 """Load the data and divide the examples among the server and the clients for each task."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedexp.training.simulation import Stage
 
 
 def divide(built: Built) -> tuple[Data, list[Stage]]:
-    """Load the data, and return them with the stage of each task."""
+    """Load the data, and return them with the stages of the run."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     require_classes(sequence.data)
@@ -59,10 +59,11 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
             surrogate=shards.clients,
             unlabelled=unlabelled,
         )
-        stage = Stage(partition, federation, shards.server)
-        parts.append(replace(stage, changes=scheduled_changes(built, data, task, stage)))
+        first_round = 1 + number * scenario.rounds_per_task
+        parts.append(Stage(first_round, partition, federation, shards.server))
     held_out = [part.partition.validation for part in parts]
     parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
+    parts += scheduled_changes(built, data, tasks[0], parts[0])
     if built.settings.test_per_client:
         data = data.with_test_from_training(torch.from_numpy(parts[0].partition.test))
     return add_validation_set(data, held_out, origin), parts
@@ -312,17 +313,12 @@ def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generat
     return chosen
 
 
-def scheduled_changes(
-    built: Built, data: Data, task: Task, first: Stage
-) -> tuple[tuple[int, Stage], ...]:
-    """Return pairs (round, stage) for the rounds in which the data change.
-
-    Each stage applies from its round on.
+def scheduled_changes(built: Built, data: Data, task: Task, first: Stage) -> Iterator[Stage]:
+    """Yield the stages after the scheduled changes of the data, which need a run without tasks.
 
     first: the stage at the start of the run.
     """
     schedule, labels, seed = built.schedule, first.federation.labels, built.seeds.partition
-    found = []
     drawn = {0: first.partition}  # the first round of each partition -> the partition
     for number in schedule.rounds:
         new = schedule.partition_at(number)
@@ -335,5 +331,4 @@ def scheduled_changes(
             clients, classes = schedule.clients, data.num_classes
             partition = reduce_classes(partition, shares, clients, labels, classes, seed)
         partition = replace(partition, info=partition.info | {"from_round": number})
-        found.append((number, first.with_partition(partition)))
-    return tuple(found)
+        yield replace(first, first_round=number).with_partition(partition)

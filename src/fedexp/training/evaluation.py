@@ -149,7 +149,7 @@ def evaluate_personal(
     tested.
     """
     runtime = simulation.runtime
-    holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
+    holds = np.sum([stage.partition.counts for stage in simulation.stages], axis=0) > 0
     runtime.net.set_buffers(server["buffers"])
     test = ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
     correct = np.zeros(holds.shape, dtype=np.int64)

@@ -322,7 +322,7 @@ def write_partitions(directory: Path, simulation: Simulation, option: str) -> No
     rows = csv.writer(text, lineterminator="\n")
     rows.writerows([("class", "name"), *enumerate(simulation.runtime.data.classes)])
     storage.write_atomically(directory / files.CLASSES, text.getvalue().encode())
-    has_tasks = len(simulation.stages) > 1
+    has_tasks = simulation.num_tasks > 1
     for name, stage in simulation.partition_files().items():
         partition, info, task = stage.partition, stage.partition.info, ""
         if has_tasks:

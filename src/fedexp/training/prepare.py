@@ -67,7 +67,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     hardware.apply()
     data, stages = divide(built)
     first, clients = stages[0].federation, built.settings.num_clients
-    rounds = built.scenario.rounds_per_task * len(stages)
+    tasks = len(first.tasks)
+    rounds = built.scenario.rounds_per_task * tasks
     check_kept(built.settings, rounds)
     cohorts = plan_cohorts(built, rounds, first)
     module, algorithm = make_model(built, data, first)
@@ -84,7 +85,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     runtime = runtime_of(built, module, data, first, hardware, fixed)
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
-    federations = [each.federation for each in (*stages, *dict(stages[0].changes).values())]
+    federations = [each.federation for each in stages]
     left_out: dict[str, int] = {}
     if algorithm.skips_batches and (mixes_examples or local.drop_last):
         left_out = count_left_out(algorithm, federations, local, mixes_examples, given)
@@ -104,7 +105,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         cohorts=cohorts,
         server_optimizer=built.server,
         local_evaluation=built.local_evaluation,
-        task_orders=built.scenario.orders(clients, len(stages), built.seeds.partition),
+        task_orders=built.scenario.orders(clients, tasks, built.seeds.partition),
         left_out=left_out,
     )
     for observer in (built.forgetting_metric, built.analysis, built.callback):

@@ -257,7 +257,7 @@ def task_history(simulation: Simulation, record: Record) -> TaskHistory:
 def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
     """Yield the rows of tasks.csv."""
     task = simulation.tasks_begun(state.round)
-    for evaluated in range(len(simulation.stages)):
+    for evaluated in range(simulation.num_tasks):
         row: Row = {"round": state.round, "task": task, "evaluated_task": evaluated + 1}
         for view, record in state.records.items():
             row[name_in_view("accuracy", view)] = record.task_accuracy[-1][evaluated]

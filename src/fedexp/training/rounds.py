@@ -87,7 +87,7 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     """
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
-    if number in dict(simulation.changes):
+    if stage.partition.is_change and stage.first_round == number:
         log.info("round %d: %s", number, describe_change(stage.partition))
     server = state.server
     if number > 1 and simulation.round_in_task(number) == 1:

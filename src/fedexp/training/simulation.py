@@ -26,16 +26,15 @@ from fedexp.training.state import State
 
 @dataclass(frozen=True)
 class Stage:
-    """The examples that each client and the server hold in one task.
+    """The examples that each client and the server hold from a round on.
 
-    A run without a scenario has only one stage.
+    A stage begins with the run, with each further task, and with each scheduled change of the data.
     """
 
+    first_round: int
     partition: Partition
     federation: Federation
     server_unlabelled: np.ndarray  # indices of the server's surrogate examples
-    # (first round, stage) for each change of the data, in runs without tasks
-    changes: "tuple[tuple[int, Stage], ...]" = ()
 
     def with_federation(self, **changed: Any) -> "Stage":
         """Return a copy of the stage in which some fields of the federation are replaced."""
@@ -59,7 +58,7 @@ class Simulation:
     settings: Settings
     seeds: Seeds
     algorithm: FedAvg
-    stages: tuple[Stage, ...]  # one for each task
+    stages: tuple[Stage, ...]  # in the order of their first rounds
     rounds_per_task: int
     hardware: Resolved
     runtime: ClientRuntime
@@ -81,14 +80,13 @@ class Simulation:
     prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
 
     @property
-    def changes(self) -> tuple[tuple[int, Stage], ...]:
-        """Return (round, the stage from this round on) for each change of the clients' data."""
-        return self.stages[0].changes
+    def num_tasks(self) -> int:
+        return self.stages[-1].federation.task + 1
 
     @property
     def rounds(self) -> int:
         """Return the total number of rounds of all tasks."""
-        return self.rounds_per_task * len(self.stages)
+        return self.rounds_per_task * self.num_tasks
 
     @property
     def has_tasks(self) -> bool:
@@ -96,23 +94,18 @@ class Simulation:
         return self.runtime.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """Return the stage of a round, or the last stage for rounds after the last one."""
-        begun = [stage for first, stage in self.changes if first <= round]
-        if begun:
-            return begun[-1]
-        return self.stages[min(self.tasks_begun(round), len(self.stages)) - 1]
-
-    @property
-    def all_stages(self) -> tuple[Stage, ...]:
-        """Return the stages of all tasks, and the stages after each change of the clients' data."""
-        return self.stages + tuple(stage for _, stage in self.changes)
+        """Return the stage of a round >= 1, or the last stage for rounds after the last one."""
+        return [stage for stage in self.stages if stage.first_round <= round][-1]
 
     def partition_files(self) -> dict[str, Stage]:
         """Return a dict that maps each partition file to the stage whose partition it contains."""
-        tasks = range(2, len(self.stages) + 1)
-        names = [files.PARTITION, *map(task_partition_name, tasks)]
-        names += [changed_partition_name(first) for first, _ in self.changes]
-        return dict(zip(names, self.all_stages, strict=True))
+        found = {}
+        for stage in self.stages:
+            name = task_partition_name(stage.federation.task + 1)
+            if stage.partition.is_change:
+                name = changed_partition_name(stage.first_round)
+            found[files.PARTITION if stage is self.stages[0] else name] = stage
+        return found
 
     def tasks_begun(self, round: int) -> int:
         """Return the number of tasks that have begun by the end of a round.
@@ -172,12 +165,12 @@ class Simulation:
         The record contains the class counts of each client, the rounds in which the counts change
         and, if a metric needs single examples, the labels of the test examples.
         """
-        counts = [stage.partition.counts for stage in self.all_stages]
-        record = Record(np.stack(counts) if len(counts) > 1 or self.changes else counts[0])
-        if self.changes:
-            record.starts = (1, *(first for first, _ in self.changes))
-        elif len(counts) > 1:
-            record.rounds_per_task = self.rounds_per_task
+        counts = [stage.partition.counts for stage in self.stages]
+        record = Record(
+            np.stack(counts) if len(counts) > 1 else counts[0],
+            starts=tuple(stage.first_round for stage in self.stages),
+            adds_up=self.num_tasks > 1,
+        )
         if self.metrics.needs_examples:
             record.labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
         return record

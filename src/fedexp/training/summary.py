@@ -98,10 +98,12 @@ def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
     It contains the first round in which the change applies, and the new partition."""
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
-    for first, stage in simulation.changes:
+    for stage in simulation.stages:
         info = stage.partition.info
+        if not stage.partition.is_change:
+            continue
         known = {name: info[name] for name in names if name in info}
-        found.append({"round": first, **known, "hash": stage.partition.hash})
+        found.append({"round": stage.first_round, **known, "hash": stage.partition.hash})
     return found
 
 
