@@ -44,6 +44,13 @@ def make_parser() -> ArgumentParser:
         "compare.compare", "write comparison.csv, comparison.md and the paper's figures of sweeps"
     )
     each.add_argument("directories", nargs="+", type=Path, help="directories of papers' sweeps")
+    each.add_argument(
+        "--with",
+        dest="baselines",
+        metavar="SWEEP",
+        help="instead, compare any sweep with the committed runs of a paper's sweep that have the"
+        " same values: write with_SWEEP.csv and with_SWEEP.md",
+    )
     each.add_argument("--no-figures", action="store_true", help="write no figures")
     add_picture_flags(each)
 

@@ -16,6 +16,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.figures.pictures import PNG
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import readings
+from fedexp_papers.baselines import compare_with
 from fedexp_papers.cells import published_cells
 from fedexp_papers.evidence import all_jobs
 from fedexp_papers.figures import make_pictures
@@ -28,17 +29,24 @@ log = logging.getLogger("fedexp")
 def compare(options: Namespace) -> list[str]:
     """Compare each sweep with its paper. Return lines with the paths of the files.
 
+    With `--with`, compare each sweep with the committed runs of a paper's sweep.
+
     options: the flags of `fedexp-papers compare`. Raises ConfigError for a directory without a
     finished run of a paper's sweep.
     """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
-    paths = []
+    paths, lines = [], []
     for directory in options.directories:
+        if options.baselines:
+            written, notes = compare_with(directory, options.baselines)
+            paths += written
+            lines += notes
+            continue
         found = compare_sweep(directory, not options.no_figures, options)
         if not found:
             raise ConfigError(f"no finished run in {directory}")
         paths += found
-    return [f"  {storage.display_path(path)}" for path in paths]
+    return [*lines, *(f"  {storage.display_path(path)}" for path in paths)]
 
 
 def compare_sweep(directory: Path, figures: bool, flags: Namespace | None = None) -> list[Path]:

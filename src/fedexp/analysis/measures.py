@@ -81,9 +81,6 @@ def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def parts_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the parts of a run with their `commit` and `hardware`; usually, only one."""
-    spans = (summary.get("determinism") or {}).get("spans")  # in summaries of fedexp 0.1
-    if spans:
-        return [each | {"hardware": each if each.get("name") else None} for each in spans]
     return summary.get("parts") or [summary]
 
 
