@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -81,6 +83,82 @@ def test_damaged_checkpoint_falls_back_to_previous(name, undisturbed, tmp_path):
     torch.testing.assert_close(
         whole.state["server"], checkpoint.load(undisturbed).state["server"], rtol=0, atol=0
     )
+
+
+def save_as_floats(path):
+    """Save a table again, as a program does that turns numbers into floats."""
+    pd.read_csv(path).astype(float).to_csv(path, index=False)
+
+
+def with_other_line_ends(path):
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def turn_a_digit(path):
+    first, after, rest = path.read_text().partition(".")
+    path.write_text(first + after + str((int(rest[0]) + 1) % 10) + rest[1:])
+
+
+def forget_checksums(directory):
+    """Make the checkpoints those of an earlier version."""
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        state = storage.load_tree(directory / name)
+        del state["checksums"]
+        storage.save_tree(directory / name, state)
+
+
+def contents(directory):
+    return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("table", ["rounds.csv", "clients.csv", "class_accuracy.csv"])
+@pytest.mark.parametrize(
+    ("change", "earlier"),
+    [
+        (save_as_floats, False),
+        (with_other_line_ends, False),
+        (turn_a_digit, False),
+        (save_as_floats, True),
+        (with_other_line_ends, True),
+    ],
+)
+def test_table_that_another_program_saved_again_is_refused(
+    table, change, earlier, undisturbed, tmp_path
+):
+    """The table has as many bytes as the run wrote, or more."""
+    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    if earlier:
+        forget_checksums(directory)
+        assert checkpoint.load(directory).state["round"] == ROUNDS
+    change(directory / table)
+    before = contents(directory)
+    with pytest.raises(ConfigError, match=rf"^\S+/{table}: is not as the run wrote it") as error:
+        record(simulation(), directory, resume=True)
+    assert "\n" not in str(error.value)
+    assert contents(directory) == before
+
+
+def test_rows_after_the_checkpoint_are_cut_whoever_saved_it(undisturbed, tmp_path):
+    for earlier in (False, True):
+        directory = Path(shutil.copytree(undisturbed, tmp_path / f"run{earlier}"))
+        if earlier:
+            forget_checksums(directory)
+        os.replace(directory / files.PREVIOUS, directory / files.CHECKPOINT)
+        record(simulation(), directory, resume=True)
+        assert tables(directory) == tables(undisturbed)
+
+
+def test_checksum_grows_with_the_rows_and_after_a_resume(tmp_path):
+    path, rows = tmp_path / "a.csv", [{"round": number, "a": number / 3} for number in range(4)]
+    table = CsvFile(path, ["round", "a"])
+    assert table.state() == {"length": 0, "checksum": 0}
+    for row in rows[:3]:
+        kept = table.state()
+        table.append([row])
+    again = CsvFile(path, ["round", "a"], kept["length"])
+    assert again.state() == kept
+    again.append(rows[2:])
+    assert again.checksum == zlib.crc32(path.read_bytes())
 
 
 def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):

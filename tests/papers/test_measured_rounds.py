@@ -309,8 +309,9 @@ def test_local_models_are_tested_after_each_epoch():
 OPTIONS = [*SMALL, "local.epochs=2", "num_clients=4", "alpha=1"]
 
 
-def test_resumed_run_has_the_same_analysis_tables(here):
-    """Rows after the checkpoint, left by a killed run, are cut off."""
+def test_resumed_run_has_the_same_analysis_tables(here, capsys):
+    """Rows after the checkpoint, left by a killed run, are cut off. Before anything is cut, a table
+    that another program saved again is refused."""
     names = ("weight_divergence", "gradient_diversity", "local_epochs", "cka")
     # and the last round
     measured = [*OPTIONS, f"analysis=[{','.join(names)}]"]
@@ -320,6 +321,14 @@ def test_resumed_run_has_the_same_analysis_tables(here):
     for name in files.ANALYSES:
         with (here / "part" / name).open("a") as table:
             table.write("2,0,total\n")
+    last = here / "part" / f"{names[-1]}.csv"
+    own = last.read_bytes()
+    last.write_bytes(own.replace(b"\n", b"\r\n"))
+    before = {path: path.read_bytes() for path in here.rglob("part/**/*") if path.is_file()}
+    assert main.main(["resume=part", "rounds=3"]) == 2
+    assert "part/cka.csv: is not as the run wrote it" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in before}
+    last.write_bytes(own)
     assert main.main(["resume=part", "rounds=3"]) == 0
     whole = RunDirectory(here / "whole")
     assert papers(["figures", "whole"]) == 0

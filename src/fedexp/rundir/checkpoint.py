@@ -2,7 +2,7 @@
 
 Both checkpoints are written with `torch.save`, as zip archives with a CRC-32 checksum for each
 record, which is checked before a run resumes. The other files that a checkpoint needs are checked
-too: the client states, and that each csv file has at least the recorded length. The rows of later
+too: the client states, and that each csv file begins with the recorded rows. The rows of later
 rounds are removed.
 
 The states that clients keep between rounds are one tree for each client that has participated. If a
@@ -59,7 +59,7 @@ def save(directory: Path, state: Tree) -> None:
 def load(directory: Path) -> Saved | None:
     """Return the latest valid state, or None if no state was saved.
 
-    Raises ConfigError if both checkpoints are invalid.
+    Raises ConfigError if both checkpoints are invalid, or if another program changed a table.
     """
     problems: list[str] = []
     for name in (files.CHECKPOINT, files.PREVIOUS):
@@ -68,6 +68,8 @@ def load(directory: Path) -> Saved | None:
             check_form(directory / name, state)
             check_needed_files(directory, state)
             return Saved(state, problems[0] if problems else None)
+        except csv_files.TableChanged:  # its rows cannot be cut at the earlier length, either
+            raise
         except ConfigError as error:
             problems.append(str(error))
     if not RunDirectory(directory).resumable:
@@ -78,8 +80,14 @@ def load(directory: Path) -> Saved | None:
 
 
 def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
-    for file, length in state["lengths"].items():
-        csv_files.check_length(directory / file, length)
+    """Raise ConfigError if a table or a client's state is missing or is not as it was saved."""
+    sums = state.get("checksums", {})
+    tables = {name: (length, sums.get(name)) for name, length in state["lengths"].items()}
+    for name, kept in state.get("callbacks", {}).items():
+        if name.endswith(".csv") and "length" in kept:  # an analysis (see `CsvFile.state`)
+            tables[name] = (kept["length"], kept.get("checksum"))
+    for name, (length, checksum) in tables.items():
+        csv_files.check_table(directory / name, length, checksum, state["round"])
     for client, version in state.get("clients", {}).items():
         storage.check_tree(directory / files.CLIENT_STATES / file_name(client, version))
 

@@ -4,13 +4,21 @@ import csv
 import errno
 import io
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import storing, write_atomically
+from fedexp.core.storage import crc_of, reading, storing, write_atomically
+
+ROUND = re.compile(rb"(\d+),")  # the first cell of a row
+
+
+class TableChanged(ConfigError):
+    """A table is not as the run wrote it, so its rows cannot be cut at a length in bytes."""
 
 
 class CsvFile:
@@ -29,7 +37,10 @@ class CsvFile:
         """
         self.path, self.columns, self.length = path, list(columns), length or 0
         truncate(path, self.length)  # remove rows written after the checkpoint
+        self.checksum = 0  # CRC-32 of all rows
         if self.length:
+            with storing(path):
+                self.checksum = crc_of(path, self.length)
             with storing(path), open(path, newline="", encoding="utf-8") as file:
                 self._require_columns(next(csv.reader([file.readline()])))
 
@@ -60,6 +71,11 @@ class CsvFile:
                     file.truncate(self.length)
                     raise
         self.length += len(content)
+        self.checksum = zlib.crc32(content, self.checksum)
+
+    def state(self) -> dict[str, int]:
+        """Return what `check_table` compares: the length in bytes, and the checksum."""
+        return {"length": self.length, "checksum": self.checksum}
 
     def sync(self) -> None:
         """Sync the rows to the disk."""
@@ -94,6 +110,40 @@ def truncate(path: Path, length: int) -> None:
             os.truncate(path, length)
         else:
             path.unlink(missing_ok=True)
+
+
+def check_table(path: Path, length: int, checksum: int | None, last: int) -> None:
+    """Raise TableChanged unless a table begins with the rows that a checkpoint recorded.
+
+    length: their length in bytes. checksum: their CRC-32; None: an earlier version saved the
+    checkpoint, so only the rows at both sides of the cut are checked. last: the checkpoint's round.
+    """
+    check_length(path, length)
+    if not length:
+        return
+    with reading(path):
+        same = (
+            crc_of(path, length) == checksum if checksum is not None else fits(path, length, last)
+        )
+    if not same:
+        raise TableChanged(
+            f"{path}: is not as the run wrote it; another program saved it again (a program for"
+            " tables writes other numbers or ends of lines). Put the original file back, or remove"
+            f" {path.parent} to start again; nothing was changed"
+        )
+
+
+def fits(path: Path, length: int, last: int) -> bool:
+    """Return whether a table has whole rows up to a length in bytes, and later rounds after it."""
+    content = path.read_bytes()
+    lines, later = content[:length].splitlines(keepends=True), content[length:]
+    before, after = ROUND.match(lines[-1]), ROUND.match(later)
+    return (
+        b"\r" not in content
+        and lines[-1].endswith(b"\n")
+        and (len(lines) == 1 or (before is not None and int(before[1]) <= last))
+        and (not later or (after is not None and int(after[1]) > last))
+    )
 
 
 def check_length(path: Path, length: int) -> None:

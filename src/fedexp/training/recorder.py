@@ -121,7 +121,7 @@ class Recorder:
             )
 
     def save_checkpoint(self, state: State) -> None:
-        """Save a checkpoint with the state and the lengths of the tables.
+        """Save a checkpoint with the state, and the lengths and checksums of the tables.
 
         Nothing is saved before a round has been recorded. An extended run that is interrupted
         before its first new round thus stays complete.
@@ -134,10 +134,12 @@ class Recorder:
         for table in self.files.values():
             table.sync()
         lengths = {name: table.length for name, table in self.files.items()}
+        sums = {name: table.checksum for name, table in self.files.items()}
         names = self.callbacks.names
         kept = {names[id(each)]: each.state_dict() for each in self.callbacks.members}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        saved = state.to_tree(versions) | {"lengths": lengths, "callbacks": kept}
+        saved = state.to_tree(versions)
+        saved |= {"lengths": lengths, "checksums": sums, "callbacks": kept}
         checkpoint.save(self.directory, saved)
         state.clients.tidy()
         self._saved_at = time.perf_counter()

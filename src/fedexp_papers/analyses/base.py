@@ -187,7 +187,7 @@ class Measuring(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self.table.sync()
-        return {"length": self.table.length}
+        return self.table.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._length = state["length"]
