@@ -12,7 +12,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.sweep_figures import settings, sweep_pictures
+from fedexp.analysis.draw_sweep import sweep_pictures
+from fedexp.analysis.sweep_figures import settings
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw, list_figures, make_figures

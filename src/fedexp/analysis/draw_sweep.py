@@ -1,9 +1,9 @@
 """Draw the figures of a sweep. Each function takes the runs of a setting and returns a Figure."""
 
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedexp.analysis.measures import main_measures
+from fedexp.analysis.sweep_figures import Setting, settings, slug
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
-
-if TYPE_CHECKING:
-    from fedexp.analysis.sweep_figures import Setting
+from fedexp.rundir.reader import RunDirectory
 
 STYLES = (  # the next style is used once all colours have been used
     *("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2))),
@@ -25,7 +24,14 @@ MARKERS = "osD^vPX*"  # the next one is used with the next style, whose gaps mar
 SPREAD = "mean ± standard\ndeviation"
 
 
-def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
+def sweep_pictures(runs: Sequence[RunDirectory]) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Yield (name, drawing function) for each figure whose data the finished runs contain."""
+    for setting in settings(runs):
+        for name, draw in pictures(setting):
+            yield slug(f"{setting.name}_{name}"), partial(draw, setting)
+
+
+def pictures(setting: Setting) -> Iterator[tuple[str, Callable[[Setting], Figure]]]:
     """Yield (name, function that draws the figure) for each figure whose data the runs contain."""
     yield "curves", curves
     if any(method.files[0].record for method in setting.methods):
@@ -39,7 +45,7 @@ def look(number: int) -> dict[str, Any]:
     return {"color": f"C{number % colours}", "linestyle": STYLES[number // colours % len(STYLES)]}
 
 
-def curves(setting: "Setting") -> Figure:
+def curves(setting: Setting) -> Figure:
     """Draw learning curves of the main measures.
 
     Each curve is a method's mean over seeds, in a band of one standard deviation.
@@ -84,7 +90,7 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
         axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
 
 
-def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
+def class_accuracy(setting: Setting, normalised: bool) -> Figure:
     """Draw the heat maps (classes x rounds) of all methods side by side.
 
     Each method is shown by its run with the lowest seed.

@@ -22,7 +22,7 @@ from fedexp.analysis.naming import displayed
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
-from fedexp.analysis.sweep_figures import KINDS, sweep_pictures
+from fedexp.analysis.sweep_figures import KINDS
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.config.named import search_path
 from fedexp.config.options import conf_directories
@@ -86,6 +86,8 @@ def write_report(
     if not paths:
         return []
     if figures:
+        from fedexp.analysis.draw_sweep import sweep_pictures
+
         try:
             runs = select_runs(jobs)
             paths += draw_figures(directory, runs, sweep_pictures(runs), flags)

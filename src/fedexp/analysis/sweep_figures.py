@@ -1,4 +1,4 @@
-"""Draw a sweep's figures from its run directories. Each setting has figures that compare methods.
+"""The figures of a sweep: each setting has some, which compare its methods.
 
 The figures of a setting are written to these files in `<sweep>/figures/`:
 
@@ -7,10 +7,9 @@ The figures of a setting are written to these files in `<sweep>/figures/`:
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -25,9 +24,6 @@ from fedexp.analysis.naming import (
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.rundir.reader import RunDirectory
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KINDS = ("_curves", "_class_accuracy", "_class_accuracy_normalised")  # ends of the names
 
@@ -81,17 +77,6 @@ class Setting:
     @property
     def runs(self) -> list[RunDirectory]:
         return [run for method in self.methods for run in method.runs]
-
-
-def sweep_pictures(
-    runs: Sequence[RunDirectory],
-) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, drawing function) for each figure whose data the finished runs contain."""
-    from fedexp.analysis import draw_sweep
-
-    for setting in settings(runs):
-        for name, draw in draw_sweep.pictures(setting):
-            yield slug(f"{setting.name}_{name}"), partial(draw, setting)
 
 
 def slug(name: str) -> str:

@@ -19,9 +19,8 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.models import Output
-from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation, class_counts
-from fedexp.training.state import Scores
+from fedexp.training.state import CohortResult, Scores
 
 log = logging.getLogger("fedexp")
 

@@ -26,6 +26,7 @@ from fedexp.data.types import TextData
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
 from fedexp.training.simulation import Simulation
+from fedexp.training.state import CohortResult
 
 
 class Clock:
@@ -45,19 +46,6 @@ class Clock:
         """Subtract seconds from the time of `phase` and add them to the time of `other`."""
         self.seconds[phase] -= seconds
         self.seconds[other] += seconds
-
-
-@dataclass(frozen=True)
-class CohortResult:
-    """The results of an exchange with a cohort."""
-
-    cohort: Cohort
-    trained: Trained
-    losses: list[float]  # [|S|]
-    round: ServerRound
-    bytes_up: int
-    bytes_down: int
-    sent: Tree  # the broadcast
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
 from fedexp.training.evaluation import evaluate
 from fedexp.training.exchange import (
     Clock,
-    CohortResult,
     Exchange,
     aggregate,
     aggregate_all,
@@ -31,7 +30,7 @@ from fedexp.training.exchange import (
 )
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, State
+from fedexp.training.state import CohortResult, RoundResult, State
 
 log = logging.getLogger("fedexp")
 

@@ -3,23 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedexp.algorithms.interfaces import Federation
+from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.data.views import selection_view
-from fedexp.engine.base import Cohort
+from fedexp.engine.base import Cohort, Trained
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
 from fedexp.rundir.checkpoint import ClientStates
 from fedexp.rundir.files import CHECKPOINT_FORMAT
-
-if TYPE_CHECKING:
-    from fedexp.training.exchange import CohortResult
 
 # attributes of State that a checkpoint stores unchanged
 SAVED = (
@@ -49,6 +46,19 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class CohortResult:
+    """The results of an exchange with a cohort."""
+
+    cohort: Cohort
+    trained: Trained
+    losses: list[float]  # [|S|]
+    round: ServerRound
+    bytes_up: int
+    bytes_down: int
+    sent: Tree  # the broadcast
+
+
+@dataclass(frozen=True)
 class RoundResult:
     """What a round computed: new states, test results, analyses, traffic and times."""
 
@@ -66,7 +76,7 @@ class RoundResult:
     tests: dict[str, Scores]  # by the name of the test set; empty: this round is not evaluated
     before: Tree  # the server's state before the round
     # the exchanges with clients, those with the cohort first
-    exchanges: "Sequence[CohortResult]"
+    exchanges: Sequence[CohortResult]
     examples: int  # number of examples trained on
     bytes_up: int
     bytes_down: int
