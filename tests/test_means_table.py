@@ -1,5 +1,6 @@
 """The table of means: its layout, its marks, and the runs that count."""
 
+import itertools
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedexp.analysis.layout import all_markdown, markdown
 from fedexp.analysis.means_table import Layout, make_table
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.report import write_tables
-from fedexp.analysis.significance import holm
+from fedexp.analysis.significance import OVERALL, differences, find_best, holm, interval, tabulate
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.sweeps import own_jobs
@@ -36,11 +37,11 @@ def body(folder, **layout):
 
 
 METHODS = {
-    # mean 55, standard deviation 0.1 / sqrt(2) = 7.07 points
-    "algorithm=fedavg": ((0.5, 0.6), 0.3),
-    "algorithm=fedntd": ((0.70, 0.70), 0.2),
-    "algorithm=fedprox algorithm.mu=0.1": ((0.4, None), 0.1),
-    "algorithm=fedprox algorithm.mu=1.0": ((None, None), 0.1),
+    # mean 55, standard deviation 5 * sqrt(6 / 5) = 5.48 points
+    "algorithm=fedavg": ((0.5, 0.6) * 3, 0.3),
+    "algorithm=fedntd": ((0.70,) * 6, 0.2),
+    "algorithm=fedprox algorithm.mu=0.1": ((0.4,) * 5 + (None,), 0.1),
+    "algorithm=fedprox algorithm.mu=1.0": ((None,) * 6, 0.1),
 }
 
 
@@ -49,14 +50,16 @@ def test_rows_are_methods_and_columns_are_metrics(tmp_path):
     assert body(tmp_path) == [
         ["", "Accuracy (%)", "Forgetting"],
         ["FedNTD", "**70.00 ± 0.00**", "**0.200 ± 0.000**"],
-        # with two seeds, the interval of the differences -20 and -10 contains 0
-        ["FedAvg", "**55.00 ± 7.07**", "0.300 ± 0.000"],
-        ["FedProx mu=0.1", "40.00†", "0.100†"],
+        ["FedAvg", "55.00 ± 5.48", "0.300 ± 0.000"],
+        ["FedProx mu=0.1", "40.00 ± 0.00 (n=5)†", "0.100 ± 0.000 (n=5)†"],
         ["FedProx mu=1.0", "diverged", "diverged"],
     ]
     text = all_markdown([make_table(tidy(own_jobs(tmp_path)), Layout())])
     assert text.endswith("\n\n`†` without the seeds that diverged.\n")
-    assert text.startswith("Mean ± standard deviation over 2 seeds; bold: the best, and ")
+    head = (
+        "Mean ± standard deviation over 6 seeds, or over the number n in a cell; bold: the best, "
+    )
+    assert text.startswith(head)
 
 
 def test_text_of_other_people_is_neither_html_nor_a_formula(tmp_path):
@@ -81,7 +84,7 @@ def test_columns_are_settings_named_by_differing_options(tmp_path):
     ]
     for alpha, method, accuracy in results:
         overrides = f"dataset=digits alpha={alpha} algorithm={method} participation=0.2"
-        make(tmp_path, {overrides: ((accuracy, accuracy), 0.1)})
+        make(tmp_path, {overrides: ((accuracy,) * 6, 0.1)})
     assert body(tmp_path, metrics=("accuracy",)) == [
         ["Accuracy (%)", "alpha=0.5", "alpha=10"],  # by value
         # by the mean of a row, 70 and 67.5
@@ -115,21 +118,68 @@ def test_sort_flag_sorts_the_rows(tmp_path):
         first("acuracy")
 
 
+def best_of(folder, results, **layout):
+    """Return the methods whose accuracy is bold. results: method -> accuracies of the seeds."""
+    for name, accuracies in results.items():
+        make(folder, {f"algorithm={name}": (accuracies, 0.1)})
+    rows = body(folder, metrics=("accuracy",), **layout)[1:]
+    return [name for name, value in rows if "**" in value]
+
+
 def test_bold_values_cannot_be_told_from_the_best(tmp_path):
     """b is lower than a by one point with every seed; the sign of c's difference is unclear."""
-    results = {"a": (0.7, 0.8, 0.9), "b": (0.69, 0.79, 0.89), "c": (0.6, 0.9, 0.85)}
-    for name, accuracies in results.items():
-        make(tmp_path / "three", {f"algorithm={name}": (accuracies, 0.1)})
-        make(tmp_path / "one", {f"algorithm={name}": (accuracies[:1], 0.1)})
-    rows = body(tmp_path / "three", metrics=("accuracy",))[1:]
-    assert [(name, "**" in value) for name, value in rows] == [
-        ("a", True),
-        ("b", False),
-        ("c", True),
-    ]
+    results = {"a": (0.7, 0.8, 0.9) * 2, "b": (0.69, 0.79, 0.89) * 2, "c": (0.6, 0.9, 0.85) * 2}
+    assert best_of(tmp_path, results) == ["a", "c"]
+
+
+def test_equal_values_are_bold_in_spite_of_rounding(tmp_path):
+    """The values of b are the next numbers below those of a, so their differences are no noise."""
+    same = tuple(np.nextafter(value, 0) for value in (0.7, 0.8, 0.9) * 2)
+    assert set(best_of(tmp_path, {"a": (0.7, 0.8, 0.9) * 2, "b": same})) == {"a", "b"}
+
+
+def test_few_seeds_have_nothing_in_bold(tmp_path):
+    """Five pairs cannot be significant; with them, everything would be bold, or by chance one."""
+    five = {"a": (0.9,) * 5, "b": (0.1,) * 5}
+    assert best_of(tmp_path / "five", five) == []
+    about = make_table(tidy(own_jobs(tmp_path / "five")), Layout()).about
+    assert about.endswith("over 5 seeds; nothing is in bold, which needs 6 seeds.")
+    assert best_of(tmp_path / "one", {"a": (0.9,), "b": (0.1,)}) == []
     table = make_table(tidy(own_jobs(tmp_path / "one")), Layout())
-    assert "**" not in all_markdown([table])
     assert table.about == "One seed, so nothing is in bold."
+    # a method with fewer seeds is not compared, however good, and one method has no other
+    assert best_of(tmp_path / "some", {"a": (0.5,) * 6, "b": (0.6,) * 6, "c": (0.9,) * 5}) == ["b"]
+    assert best_of(tmp_path / "alone", {"a": (0.5,) * 6, "c": (0.9,) * 5}) == []
+
+
+def test_diverged_and_missed_seeds_are_not_the_best(tmp_path):
+    """Their method would be compared over the seeds that went well."""
+    results = {"a": (0.5,) * 7, "b": (0.6,) * 7, "c": (0.9,) * 6 + (None,)}
+    assert best_of(tmp_path / "diverged", results) == ["b"]
+    reached = {"fedavg": [5] * 7, "fedntd": [7] * 7, "fedprox": [1] * 6 + [None]}
+    for method, rounds in reached.items():
+        for seed, number in enumerate(rounds):
+            targets = {"rounds_to_target": {"0.5": number}}
+            make_run(tmp_path / "missed", [f"algorithm={method}"], seed, **targets)
+    table = tidy(own_jobs(tmp_path / "missed"))
+    assert find_best(table, "rounds_to_target_0.5") == ["fedavg"]
+    two = table[table["method"] != "fedntd"]
+    assert find_best(two, "rounds_to_target_0.5") == [], "no other method reached it"
+
+
+def test_a_cell_over_fewer_seeds_says_so(tmp_path):
+    """fedntd has no run with two of the seeds, and one run without forgetting."""
+    make(tmp_path, {"algorithm=fedavg": ((0.5,) * 6, 0.3)})
+    make(tmp_path, {"algorithm=fedntd": ((0.5,) * 3, 0.3)})
+    make_run(tmp_path, ["algorithm=fedntd"], 3, accuracy=0.5, forgetting=None)
+    assert body(tmp_path)[1:] == [
+        ["FedAvg", "50.00 ± 0.00", "0.300 ± 0.000"],
+        ["FedNTD", "50.00 ± 0.00 (n=4)", "0.300 ± 0.000 (n=3)"],
+    ]
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    csv = pd.read_csv(tmp_path / "table.csv").set_index("method")
+    assert csv.loc["fedntd", ["n", "forgetting_n"]].tolist() == [4, 3]
+    assert "accuracy_n" not in csv
 
 
 def test_report_is_written_if_all_runs_diverged(tmp_path):
@@ -210,7 +260,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
     write_tables(tmp_path, own_jobs(tmp_path), Layout())
     section = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
     assert [line for line in section.splitlines() if line.startswith("| Fed")][:3] == [
-        "| FedNTD | **8 ± 0** |",
+        "| FedNTD | 8 ± 0 |",
         "| FedAvg | 7 ± 2.8 (2 of 3 seeds) |",
         "| FedProx | never (0 of 3 seeds) |",
     ]
@@ -250,18 +300,24 @@ def test_table_names_failed_jobs(tmp_path):
     assert "Not in the tables: run01 failed: out of memory\n" in text
 
 
-def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
-    """FedNTD is 1 to 8 points better in eight pairs: mean 4.5, deviation sqrt(6), and with the
+def write_pairs(folder, seeds, settings):
+    """FedNTD exceeds FedAvg by 1, 2, ... points with the seeds, and FedProx by -1 or 1 point. In
+    the second setting, FedNTD's differences are larger by 2 points."""
+    for setting, seed in itertools.product(range(settings), range(seeds)):
+        given, more = [f"alpha={setting}"], (1 + seed + 2 * setting) / 100
+        make_run(folder, [*given, "algorithm=fedavg"], seed, accuracy=0.5)
+        make_run(folder, [*given, "algorithm=fedntd"], seed, accuracy=0.5 + more)
+        own = 0.49 + 0.02 * (seed % 2)
+        make_run(folder, [*given, "algorithm=fedprox"], seed, accuracy=own, forgetting=0.1)
+
+
+def test_differences_to_a_baseline_are_paired_by_seed(tmp_path):
+    """FedNTD is 1 to 8 points better with eight seeds: mean 4.5, deviation sqrt(6), and with the
     quantile 2.3646 of Student's t the interval 4.5 ± 2.05. All signs are equal, which 2 of 256
     flips give; Holm doubles the smaller of two p. A diverged run is in no pair."""
-    for pair in range(8):
-        given, seed = [f"alpha={pair // 4}"], pair % 4
-        make_run(tmp_path, [*given, "algorithm=fedavg"], seed, accuracy=0.5)
-        make_run(tmp_path, [*given, "algorithm=fedntd"], seed, accuracy=0.51 + pair / 100)
-        own = 0.49 + 0.02 * (pair % 2)
-        make_run(tmp_path, [*given, "algorithm=fedprox"], seed, accuracy=own, forgetting=0.1)
-    make_run(tmp_path, [*given, "algorithm=fedntd"], 9, accuracy=0.1, status="diverged")
-    make_run(tmp_path, [*given, "algorithm=fedavg"], 9, accuracy=0.5)
+    write_pairs(tmp_path, 8, 1)
+    make_run(tmp_path, ["alpha=0", "algorithm=fedntd"], 9, accuracy=0.1, status="diverged")
+    make_run(tmp_path, ["alpha=0", "algorithm=fedavg"], 9, accuracy=0.5)
 
     def difference(*flags):
         assert main(["report", str(tmp_path), "--no-figures", *flags]) == 0
@@ -272,13 +328,62 @@ def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
     assert "| FedNTD | +4.50 [2.45, 6.55], n=8, p=0.016 | 0.000 [0.000, 0.000], n=8, p=1 |" in text
     assert "| FedProx | 0.00 [-0.89, 0.89], n=8, p=1 |" in text
     first = pd.read_csv(tmp_path / "differences.csv").iloc[0]
-    assert first[["n", "p", "least_p"]].tolist() == [8, 2 * 2 / 256, 2 * 2 / 256]
+    assert first[["n", "pairs", "p", "least_p"]].tolist() == [8, 8, 2 * 2 / 256, 2 * 2 / 256]
     assert "| FedAvg | -4.50 [-6.55, -2.45], n=8" in difference("--baseline", "fedntd")
     assert main(["report", str(tmp_path), "--no-figures", "--baseline", "fednt"]) == 2
     for run in own_jobs(tmp_path):
-        if run.summary["seed"] > 2 or "alpha=1" in run.overrides:
+        if run.summary["seed"] > 2:
             shutil.rmtree(run.directory)
     assert "| FedNTD | +2.00 [-0.48, 4.48], n=3 |" in difference()
+
+
+def test_a_seed_counts_once_over_several_settings(tmp_path):
+    """The differences of two settings, 1 to 8 and 3 to 10 points, have the means 2 to 9 of eight
+    seeds: the interval 5.5 ± 2.05, and p as from eight pairs. One run is missing then: the seed has
+    the difference 10 of its other setting, so the mean is 45 / 8 points."""
+    write_pairs(tmp_path, 8, 2)
+
+    def rows():
+        found = differences(tidy(own_jobs(tmp_path)), ["accuracy"], "fedavg")
+        return found[found["method"] == "fedntd"], tabulate(found, "fedavg")[0].table
+
+    found, shown = rows()
+    assert found["setting"].tolist() == [OVERALL, "digits lda alpha=0", "digits lda alpha=1"]
+    assert found["n"].tolist() == [8] * 3
+    assert found["pairs"].tolist() == [16, 8, 8]
+    assert found["p"].tolist() == pytest.approx([2 * 2 / 256] * 3)
+    assert shown.loc["FedNTD"].to_dict() == {
+        (OVERALL, "Accuracy (%)"): "+5.50 [3.45, 7.55], n=8, p=0.016",
+        ("alpha=0", "Accuracy (%)"): "+4.50 [2.45, 6.55], n=8, p=0.016",
+        ("alpha=1", "Accuracy (%)"): "+6.50 [4.45, 8.55], n=8, p=0.016",
+    }
+    for run in own_jobs(tmp_path):
+        if run.summary["seed"] == 7 and {"alpha=0", "algorithm=fedntd"} <= {*run.overrides}:
+            shutil.rmtree(run.directory)
+    found, shown = rows()
+    assert found["difference"].tolist() == pytest.approx([0.45 / 8, 0.04, 0.065])
+    assert shown.loc["FedNTD", OVERALL].iloc[0].endswith(", n=8 (15 of 16 pairs), p=0.016")
+
+
+def test_correlated_settings_do_not_make_chance_significant():
+    """Two methods are equal. Their differences vary between the six seeds, and are nearly the same
+    in two settings (correlation 0.9). If a pair of runs were a seed, 0.05 would be exceeded."""
+    noise, tables = np.random.default_rng(0), 200
+    of_seed, of_run = noise.normal(size=(6, 1, tables)), noise.normal(size=(6, 2, tables))
+    gaps = 0.9**0.5 * of_seed + 0.1**0.5 * of_run
+    metrics = [f"metric{number}" for number in range(tables)]
+    rows = []
+    for seed, setting in itertools.product(range(6), range(2)):
+        of = {"setting": f"s{setting}", "seeds": str(seed), "diverged": False}
+        rows.append(of | {"method": "a"} | dict.fromkeys(metrics, 0.0))
+        rows.append(of | {"method": "b"} | dict(zip(metrics, gaps[seed, setting], strict=True)))
+    found = differences(pd.DataFrame(rows), metrics, "a")
+    found = found[found["setting"] == OVERALL]
+    assert 0 < (found["p"] <= 0.05).mean() <= 0.05  # expected: 2 of 64 flips
+    missed = (found["low"] > 0) | (found["high"] < 0)
+    assert 0.02 < missed.mean() < 0.08  # standard error 0.015
+    pairs = np.array([interval(gaps[..., number].ravel()) for number in range(tables)])
+    assert ((pairs[:, 0] > 0) | (pairs[:, 1] < 0)).mean() > 0.1
 
 
 def test_holm_multiplies_each_p_by_the_number_of_larger_ones():
@@ -292,7 +397,7 @@ def test_holm_multiplies_each_p_by_the_number_of_larger_ones():
 def test_best_value_of_an_own_metric_is_marked(tmp_path, direction, best):
     """The report does not load the metric, so the run says whether less is better."""
     for name, value in (("fedavg", 0.3), ("fedntd", 0.2)):
-        for seed in range(2):
+        for seed in range(6):
             own = {"mine": value, "directions": {"mine": direction}}
             make_run(tmp_path, [f"algorithm={name}"], seed, **own)
     rows = body(tmp_path, metrics=("mine",), sort="mine")

@@ -1,5 +1,6 @@
 """The tables of a sweep: means over seeds, rounds to targets, and the values a search chose."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -34,7 +35,11 @@ def test_tables_show_means_and_rounds_to_target(tmp_path):
     assert fedavg["A"] == pytest.approx(0.76)
     assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
     assert fedntd[["rounds_to_0.75A", "rounds_to_0.9A"]].tolist() == [1, 2.5]
-    assert fedntd["rounds_to_1A"] != fedntd["rounds_to_1A"]
+    assert fedntd[["rounds_to_1A", "rounds_to_1A_reached", "n"]].tolist() == [3, 1, 2]
+    assert np.isnan(fedntd["speedup_1A"]), "one seed did not reach A"
+    text = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
+    assert "| FedAvg | 0.76 | 2 ± 0 | 3.5 ± 0.7 | 4 ± 0 | 1 | 1 | 1 |" in text
+    assert "| FedNTD | 0.76 | 1 ± 0 | 2.5 ± 0.7 | 3 (1 of 2 seeds) | 2 | 1.4 | - |" in text
     assert fedntd["speedup_0.75A"] == 2
     assert fedntd["speedup_0.9A"] == pytest.approx(1.4)
 

@@ -89,8 +89,9 @@ def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:
     """Return the mean and standard deviation over seeds for each setting and method.
 
     Runs that diverged are left out. table: see `tidy`. values: names of columns. The columns are
-    setting, method, n, diverged, seeds, commits, hardware, <value> and <value>_std, and, for
-    targets, <value>_reached: the number of seeds that reached the target.
+    setting, method, n, diverged, seeds, commits, hardware, <value> and <value>_std. <value>_n is
+    the number of seeds with a value if it is not n, else nan; for targets, <value>_reached is the
+    number of seeds that reached the target.
     """
     known = [value for value in dict.fromkeys(values) if value in table]
     targets = [value for value in known if value.startswith(TARGETS)]
@@ -102,9 +103,11 @@ def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:
         sound = group.loc[~group["diverged"], known].replace(math.inf, math.nan)
         for value in known:
             row |= {value: sound[value].mean(), f"{value}_std": sound[value].std()}
-        for value in targets:
-            if group[value].notna().any():
-                row[f"{value}_reached"] = int(sound[value].count())
+            size = int(sound[value].count())
+            if value not in targets:
+                row[f"{value}_n"] = math.nan if size == len(group) else size
+            elif group[value].notna().any():
+                row[f"{value}_reached"] = size
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -1,7 +1,8 @@
 """Make tables of a sweep's means over seeds, with methods as rows and settings as columns.
 
-Each cell shows mean ± standard deviation. The best value in a column is bold,
-and so are the values that a paired interval over the seeds cannot tell from it.
+Each cell shows mean ± standard deviation. The best value in a column is bold, and so are the values
+that a paired interval over the seeds cannot tell from it. With few seeds, nothing is bold, since
+they would hardly tell anything apart.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from fedexp.analysis.frame import average, main_keys
 from fedexp.analysis.layout import SOME_DIVERGED, Section
 from fedexp.analysis.measures import format_value, less_is_better, title_of
 from fedexp.analysis.naming import differing, displayed, ordered
-from fedexp.analysis.significance import find_best
+from fedexp.analysis.significance import LEAST_SEEDS, find_best
 from fedexp.core.console import comma_list
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.objective import TARGETS
@@ -54,10 +55,11 @@ def make_table(table: pd.DataFrame, layout: Layout) -> Section:
         for metric in metrics_of[str(setting)]
     }
     cells: dict[tuple[str, str, str], str] = {}
+    seeds = int(found["n"].max())
     for row in found.to_dict("records"):
         for metric in metrics_of[row["setting"]]:
             is_best = row["method"] in best[row["setting"], metric]
-            cells[row["method"], row["setting"], metric] = format_cell(row, metric, is_best)
+            cells[row["method"], row["setting"], metric] = format_cell(row, metric, seeds, is_best)
     texts = pd.Series(cells)
     methods, settings = ordered(set(found["method"])), ordered(metrics_of)
     if layout.sort != "name":
@@ -70,7 +72,7 @@ def make_table(table: pd.DataFrame, layout: Layout) -> Section:
     wide: Any = texts.unstack([0, 2] if layout.transpose else [1, 2])
     heads = itertools.product(columns, metrics)
     shown = wide.loc[rows, [head for head in heads if head in wide]].fillna("-")
-    about = describe_seeds(found["n"])
+    about = describe_seeds(seeds, any("(n=" in text for text in cells.values()))
     if any(metric.startswith(TARGETS) for metric in metrics):
         about += " Rounds to a target are over the seeds that reached it."
     return make_section(shown, about)
@@ -101,12 +103,17 @@ def make_section(table: pd.DataFrame, about: str) -> Section:
     table = table.rename(columns=dict(zip(names, shown, strict=True)), level=0)
     table = table.rename(columns=title_of, level=1)
     table = table.set_axis(displayed(differing(table.index)), axis="index")
-    some_diverged = any(SOME_DIVERGED in text for text in table.to_numpy().ravel())
-    legend = f"`{SOME_DIVERGED}` without the seeds that diverged." if some_diverged else ""
+    legend = legend_of(table)
     if len(metrics) == 1 and len(names) > 1:
         table, corner = table.droplevel(1, axis="columns"), title_of(metrics[0])
         return Section("", table, corner, about, legend)
     return Section("", table, "", about, legend)
+
+
+def legend_of(table: pd.DataFrame) -> str:
+    """Return the explanation of the mark of cells without diverged seeds, if any cell has it."""
+    some_diverged = any(SOME_DIVERGED in str(text) for text in table.to_numpy().ravel())
+    return f"`{SOME_DIVERGED}` without the seeds that diverged." if some_diverged else ""
 
 
 def rank(record: Mapping[Any, Any], metric: str, less: bool | None) -> float:
@@ -123,20 +130,29 @@ def rank(record: Mapping[Any, Any], metric: str, less: bool | None) -> float:
     return float(format_value(value, metric)) * (1 if less else -1)
 
 
-def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:
-    """Return mean ± standard deviation (n - 1 in the denominator) in Markdown."""
-    value, spread = record[metric], record[f"{metric}_std"]
-    reached, seeds = record.get(f"{metric}_reached", math.nan), record["n"]
-    of_seeds = f" ({reached:.0f} of {seeds} seeds)" if seeds > 1 and reached < seeds else ""
-    if math.isnan(value) and reached == 0 and record["diverged"] < seeds:
-        return f"never{of_seeds}"
+def format_cell(record: Mapping[Any, Any], metric: str, seeds: int, best: bool = False) -> str:
+    """Return mean ± standard deviation (n - 1 in the denominator) in Markdown.
+
+    record: a row of `frame.average`. seeds: the number of seeds that the table states; a cell over
+    another number of seeds says so.
+    """
+    value, spread, size = record[metric], record[f"{metric}_std"], record["n"]
+    reached, known = record.get(f"{metric}_reached"), record.get(f"{metric}_n", math.nan)
+    if reached is None or math.isnan(reached):
+        size = size if math.isnan(known) else int(known)
+        of_seeds = "" if size == seeds else f" (n={size})"
+    else:
+        of_seeds = f" ({reached:.0f} of {size} seeds)" if size > 1 and reached < size else ""
+        of_seeds = of_seeds or ("" if size == seeds else f" (n={size})")
+        if reached == 0 and record["diverged"] < size:
+            return f"never{of_seeds}"
     if math.isnan(value):
         return "diverged" if record["diverged"] else "-"
     text = format_value(value, metric)
     if not math.isnan(spread):
         text += f" ± {format_value(spread, metric)}"
-    text = f"**{text}**" if best else text + of_seeds
-    return text + SOME_DIVERGED * bool(record["diverged"])
+    text = f"**{text}**" if best else text
+    return text + of_seeds + SOME_DIVERGED * bool(record["diverged"])
 
 
 def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None:
@@ -148,14 +164,17 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
             )
 
 
-def describe_seeds(sizes: "pd.Series[int]") -> str:
-    """Return the text above a table. sizes: the numbers of seeds in the cells."""
-    if sizes.max() == 1:
+def describe_seeds(seeds: int, differ: bool) -> str:
+    """Return the text above a table over this number of seeds. differ: whether some cells differ"""
+    if seeds == 1:
         return "One seed, so nothing is in bold."
-    counts = " to ".join(map(str, sorted({sizes.min(), sizes.max()})))
+    some = ", or over the number n in a cell" if differ else ""
+    text = f"Mean ± standard deviation over {seeds} seeds{some}; "
+    if seeds < LEAST_SEEDS:
+        return f"{text}nothing is in bold, which needs {LEAST_SEEDS} seeds."
     return (
-        f"Mean ± standard deviation over {counts} seeds; bold: the best, and what the 95 % interval"
-        " of the differences between equal seeds cannot tell from it."
+        f"{text}bold: the best, and what the 95 % interval of the differences between equal seeds"
+        f" cannot tell from it, of the methods with at least {LEAST_SEEDS} seeds."
     )
 
 

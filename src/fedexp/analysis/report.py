@@ -199,9 +199,10 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
         shown.append(choose_values(table, main_keys(every)[0]))
     head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
+    targets = layout.all_markdown(describe_targets(every))
     contents = {
         "table.csv": layout.csv(table),
-        "table.md": f"{head}\n{layout.all_markdown(shown)}\n{describe_targets(every)}",
+        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{targets}",
         "rounds_to_target.csv": layout.csv(rounds_to_targets(every)),
     }
     (directory / DIFFERENCES).unlink(missing_ok=True)  # of an earlier report

@@ -1,5 +1,10 @@
-"""Compare methods by runs with the same setting and seeds."""
+"""Compare methods by runs with the same setting and seeds.
 
+The seeds are independent, but the settings of one seed are not: its partition and initial model are
+similar in all of them. So a seed counts once, with its mean over settings.
+"""
+
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,15 +14,19 @@ import pandas as pd
 
 from fedexp.analysis.layout import Section
 from fedexp.analysis.measures import format_value, less_is_better, title_of
-from fedexp.analysis.naming import displayed, ordered
+from fedexp.analysis.naming import differing, displayed, ordered
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.objective import TARGETS
 
 LEVEL = 0.05
+# with fewer pairs, no sign-flip test reaches LEVEL: n pairs of equal sign have p = 2^(1 - n)
+LEAST_SEEDS = 1 + math.ceil(-math.log2(LEVEL))
+OVERALL = "all settings"
 ABOUT = (
-    "Mean difference over the n pairs of runs with the same setting and seeds, without runs that"
-    " diverged, and its 95 % interval (Student's t). p: two-sided sign-flip test of the pairs,"
-    " adjusted for the number of methods (Holm); no p is given if n pairs cannot be significant."
+    "Mean difference over n seeds, without runs that diverged, and its 95 % interval (Student's t)."
+    " Over all settings, a seed counts once, with the mean of its pairs of runs; `of 15 pairs`:"
+    " some seeds lack a setting. p: two-sided sign-flip test of the seeds, adjusted for the number"
+    " of methods (Holm); no p is given if n seeds cannot be significant."
 )
 
 
@@ -36,23 +45,25 @@ def find_best(table: pd.DataFrame, metric: str) -> list[str]:
     """Return the best method of a setting, and the methods that cannot be told from it.
 
     Two methods cannot be told apart if the 95 % interval of their paired differences contains 0.
-    Methods with diverged runs, or with seeds that missed a target, are left out, since their values
-    are not comparable. The result is empty for fewer than two methods with two seeds each, and for
-    a metric whose direction is unknown. table: the runs of one setting, see `frame.tidy`.
+    Methods with fewer than LEAST_SEEDS seeds are left out, since hardly anything can be told from
+    them, and so are methods with diverged runs, or with seeds that missed a target, since their
+    values are not comparable. The result is empty for fewer than two other methods, and for a
+    metric whose direction is unknown. table: the runs of one setting, see `frame.tidy`.
     """
     less = less_is_better(metric, table["run"])
     values: dict[str, pd.Series[float]] = {}
     for name, group in table.groupby("method"):
         found = group.set_index("seeds")[metric].dropna()
-        if len(found) > 1 and np.isfinite(found).all() and not group["diverged"].any():
+        sound = np.isfinite(found).all() and not group["diverged"].any()
+        if len(found) >= LEAST_SEEDS and sound:
             values[str(name)] = found if less else -found
     if less is None or len(values) < 2:
         return []
     best = min(values.values(), key=lambda found: found.mean())
     close = []
     for name, found in values.items():
-        low, high = interval((found - best).dropna().to_numpy())
-        if low <= 1e-12 and high >= -1e-12:
+        worse = (found - best).dropna().to_numpy()
+        if len(worse) >= LEAST_SEEDS and interval(worse)[0] <= 1e-12:
             close.append(name)
     return close
 
@@ -76,37 +87,54 @@ def find_baseline(methods: Iterable[str], asked: str = "") -> str:
 def differences(table: pd.DataFrame, metrics: Iterable[str], baseline: str) -> pd.DataFrame:
     """Return the paired differences of all methods to the baseline, see ABOUT.
 
-    table: see `frame.tidy`. Columns: metric, method, n, difference, low, high, p, least_p. The last
-    one is the smallest p that n pairs allow. Rounds to targets are left out, since pairs in which a
-    run never reached the target have no difference.
+    table: see `frame.tidy`. Each setting has rows, and OVERALL has rows if there are several.
+    Columns: setting, metric, method, n, pairs, difference, low, high, p, least_p. n is the number
+    of seeds, and least_p the smallest p that they allow. Rounds to targets are left out, since
+    pairs in which a run never reached the target have no difference.
     """
-    from scipy.stats import permutation_test
-
-    sound = table[~table["diverged"]].set_index(["setting", "seeds", "method"])
+    runs = {str(setting): group for setting, group in table.groupby("setting")}
+    groups = {setting: runs[setting] for setting in ordered(runs)}
+    if len(groups) > 1:
+        groups = {OVERALL: table} | groups
     rows: list[dict[str, Any]] = []
-    for metric in metrics:
-        if metric.startswith(TARGETS) or metric not in sound:
+    for (setting, group), metric in itertools.product(groups.items(), metrics):
+        if metric.startswith(TARGETS) or metric not in group:
             continue
-        wide = sound[metric].unstack("method").reindex(columns=table["method"].unique())
-        compared: list[dict[str, Any]] = []
-        for method in ordered(wide.columns.drop(baseline)):
-            values = (wide[method] - wide[baseline]).dropna().to_numpy()
-            if not len(values):
-                continue
-            low, high = interval(values)
-            row: dict[str, Any] = {"metric": metric, "method": method, "n": len(values)}
-            row |= {"difference": values.mean(), "low": low, "high": high, "p": 1.0}
-            if len(values) > 1:
-                flips = permutation_test(
-                    (values,), np.mean, permutation_type="samples", random_state=0
-                )
-                row["p"] = flips.pvalue
-            compared.append(row)
+        sound = group[~group["diverged"]].set_index(["setting", "seeds", "method"])[metric]
+        wide = sound.unstack("method").reindex(columns=group["method"].unique())
+        if baseline not in wide:
+            continue
+        pairs = {
+            method: (wide[method] - wide[baseline]).dropna()
+            for method in ordered(wide.columns.drop(baseline))
+        }
+        compared = [
+            {"setting": setting, "metric": metric, "method": method} | compare_pairs(values)
+            for method, values in pairs.items()
+            if len(values)
+        ]
         raw = np.array([row["p"] for row in compared])
         least = np.array([2.0 ** (1 - row["n"]) for row in compared])
         adjusted = zip(compared, holm(raw), holm(least), strict=True)
         rows += [row | {"p": p, "least_p": least_p} for row, p, least_p in adjusted]
     return pd.DataFrame(rows)
+
+
+def compare_pairs(values: "pd.Series[float]") -> dict[str, Any]:
+    """Return n, pairs, difference, low, high and p of the differences of two methods.
+
+    values: a difference for each pair of runs, with the index (setting, seeds).
+    """
+    from scipy.stats import permutation_test
+
+    found = values.groupby(level="seeds").mean().to_numpy()
+    low, high = interval(found)
+    p = 1.0
+    if len(found) > 1:
+        flips = permutation_test((found,), np.mean, permutation_type="samples", random_state=0)
+        p = flips.pvalue
+    sizes = {"n": len(found), "pairs": len(values)}
+    return sizes | {"difference": found.mean(), "low": low, "high": high, "p": p}
 
 
 def holm(values: np.ndarray) -> np.ndarray:
@@ -123,23 +151,32 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
     """Return the section of a report with the differences, or [] without two pairs of runs."""
     if found.empty or found["n"].max() < 2:
         return []
+    settings = [name for name in found["setting"].unique() if name != OVERALL]
+    shown = displayed(differing(settings)) if len(settings) > 1 else [""]
+    heads = {OVERALL: OVERALL} | dict(zip(settings, shown, strict=True))
     texts = pd.Series(
-        [format_difference(row) for row in found.to_dict("records")],
-        pd.MultiIndex.from_frame(found[["method", "metric"]]),
+        [format_difference(row, len(settings)) for row in found.to_dict("records")],
+        pd.MultiIndex.from_frame(found[["method", "setting", "metric"]]),
     )
-    wide = texts.unstack().fillna("-")[found["metric"].unique()]
-    wide = wide.set_axis(displayed(list(wide.index))).rename(columns=title_of)
+    columns = found[["setting", "metric"]].drop_duplicates()
+    wide = texts.unstack([1, 2]).fillna("-")[list(columns.itertuples(index=False, name=None))]
+    wide = wide.rename(columns=heads, level=0).rename(columns=title_of, level=1)
+    wide = wide.loc[ordered(wide.index)]
+    wide = wide.set_axis(displayed(list(wide.index)))
     return [Section(f"Difference to {displayed([baseline])[0]}", wide, about=ABOUT)]
 
 
-def format_difference(row: Mapping[Any, Any]) -> str:
+def format_difference(row: Mapping[Any, Any], settings: int) -> str:
     """Return a text such as `+1.20 [0.40, 2.00], n=10, p=0.012`, in points for accuracies.
 
-    There is no p if it would exceed 0.05 even with all differences of the same sign.
+    There is no p if it would exceed 0.05 even with all differences of the same sign. settings:
+    the number of settings, whose pairs a row of OVERALL would have without gaps.
     """
     metric, size = str(row["metric"]), row["n"]
     shown = [format_value(row[key], metric) for key in ("difference", "low", "high")]
     sign = "+" if row["difference"] > 0 else ""
     text = f"{sign}{shown[0]}" + (f" [{shown[1]}, {shown[2]}]" if size > 1 else "")
+    whole = size * (settings if row["setting"] == OVERALL else 1)
+    gaps = "" if row["pairs"] == whole else f" ({row['pairs']} of {whole} pairs)"
     end = "" if row["least_p"] > LEVEL else f", p={row['p']:.2g}"
-    return f"{text}, n={size}{end}"
+    return f"{text}, n={size}{gaps}{end}"
