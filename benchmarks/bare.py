@@ -310,7 +310,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare", description=__doc__)
     parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
     parser.add_argument("out", type=Path, help="directory for rounds.csv")
@@ -343,7 +343,11 @@ def main() -> None:
     parser.add_argument(
         "--global-evaluation", action="store_true", help="test the global model in every round"
     )
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
     write_rounds(options.out, run(options))
 
 

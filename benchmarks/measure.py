@@ -322,4 +322,21 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
 def fedexp(*overrides: str) -> tuple[str, ...]:
     """Return the command line of a run without a tracker."""
     program = (sys.executable, "-m", "fedexp", "--config-dir", str(CONF))
-    return (*program, "tracker=none", *overrides, "hydra.run.dir=OUT")
+    return (*program, "tracker=none", *last_values(overrides), "hydra.run.dir=OUT")
+
+
+def last_values(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without those that a later one replaces.
+
+    A later value replaces an earlier value of its key, and a later option of a group replaces the
+    values of the group's keys. fedexp would refuse several values of a swept key, and keys that
+    the option does not have.
+    """
+    kept: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0]
+        replaced = [each for each in kept if each == key or each.startswith(f"{key}.")]
+        for each in replaced:
+            del kept[each]
+        kept[key] = text
+    return [*kept.values()]

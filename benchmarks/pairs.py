@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch.func import grad
 from torch.nn import functional
 
@@ -30,16 +29,13 @@ from benchmarks import w1
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.interfaces import Batch, Network
-from fedexp.config.build import build
-from fedexp.config.launchers import register
-from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
-HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
+HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1")
 QUICK = (
     "dataset=digits",
     "local.epochs=1",
@@ -77,9 +73,7 @@ class OneByOne(FedReg):
 
 
 def simulation(*overrides: str) -> Simulation:
-    register()  # the sweepers of conf/
-    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        return prepare(build(compose("config", overrides=[*HERE, *overrides])))
+    return prepare(w1.built([*HERE, *overrides]))
 
 
 def views(data: Sequence[str]) -> dict[str, Simulation]:

@@ -8,17 +8,22 @@ rounds.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from benchmarks.measure import CONF, ROOT
+from benchmarks.measure import CONF, ROOT, last_values
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
 from fedexp.data.types import ImageData
 from fedexp.training.simulation import Simulation
+
+# imported late: the references import this module, too, and their memory is measured
+if TYPE_CHECKING:
+    from fedexp.config.build import Built
 
 CLIENTS, BATCH, EPOCHS = 100, 50, 5
 LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
@@ -135,27 +140,21 @@ class Workload:
 
 def make_simulation(overrides: list[str]) -> Simulation:
     """Return fedexp's simulation of W1 with overrides, such as those of `data_overrides`."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import open_dict
-
-    from fedexp.config.build import build
-    from fedexp.config.launchers import register
-    from fedexp.config.options import conf_directory
     from fedexp.training.prepare import prepare
 
-    register()  # the sweepers of conf/
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
-        search = f"hydra.searchpath=[file://{CONF}]"
-        other = any(each.startswith("partition=") for each in overrides)  # without alpha
-        base = [each for each in OVERRIDES if not (other and each.startswith("alpha="))]
-        everything = [*base, *overrides, "tracker=none", "hydra.run.dir=unused", search]
-        config = compose("config", everything, return_hydra_config=True)
-    # fedexp looks up here which file names a class outside fedexp
-    HydraConfig.instance().set_config(config)
-    with open_dict(config):
-        del config.hydra
-    return prepare(build(config))
+    other = any(each.startswith("partition=") for each in overrides)  # without alpha
+    base = [each for each in OVERRIDES if not (other and each.startswith("alpha="))]
+    return prepare(built([*base, *overrides]))
+
+
+def built(overrides: Sequence[str]) -> "Built":
+    """Return the objects of a configuration, which may name the data sets of benchmarks/conf."""
+    from fedexp.config.build import build
+    from fedexp.config.composition import composed, without_hydra
+
+    everything = [*last_values(overrides), "tracker=none", "hydra.run.dir=unused"]
+    with composed(everything, CONF) as config:
+        return build(without_hydra(config))
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:

@@ -1,9 +1,13 @@
 """Test that the reference of the benchmarks trains as fedexp does, and test their reports."""
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +16,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
-from benchmarks import bare, gpu, measure, pairs, scale, w1
+from benchmarks import __main__ as engines
+from benchmarks import bare, convolutions, gpu, growth, measure, pairs, ranks, scale, w1
 from benchmarks.measure import Contestant
 from benchmarks.peers import __main__ as peers
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.local_training import LocalTraining
+from fedexp.cli.main import main
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
 from fedexp.engine.base import ClientRuntime, Cohort, Shared
@@ -26,6 +32,9 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import Sequential
 from fedexp.models.cnn import CNN
+from fedexp.training import prepare
+from fedexp.training.simulation import Simulation
+from toy_federation import make_simulation
 
 NTD = FedNTD(beta=1.0, tau=1.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -145,6 +154,138 @@ def test_table_takes_ratios_within_a_repetition(tmp_path: Path):
     ]
     without = measure.table([floor, replace(ours, reference="skipped")], reps)
     assert "| ours | 2 | 38 (25 to 50) | 6.00 (4.00 to 8.00) |  |  |" in without
+
+
+# --- the commands of all benchmarks
+
+
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+
+
+class Previews:
+    """Check the commands of a benchmark, instead of running them, and write tables of a run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path):
+        self.commands: list[list[str]] = []
+        self.checked: list[list[str]] = []
+        monkeypatch.chdir(folder)  # Hydra's default folders
+        monkeypatch.setenv("FEDEXP_DATA", str(folder))
+        monkeypatch.setattr(measure, "run_once", self.run_once)
+        monkeypatch.setattr(gpu, "run_once", self.run_once)
+        monkeypatch.setattr(gpu.subprocess, "run", self.run)
+        for module in (engines, gpu, peers):
+            monkeypatch.setattr(module, "prepare_workload", lambda *given: Saved())
+        # a small simulation of the same algorithm, once the configuration has been built
+        monkeypatch.setattr(prepare, "prepare", self.prepare)
+        monkeypatch.setattr(pairs, "prepare", self.prepare)
+
+    def prepare(self, built: Any) -> Simulation:
+        self.commands.append(["prepare", str(built.algorithm)])
+        return make_simulation(built.algorithm)
+
+    def run_once(
+        self,
+        contestant: Contestant,
+        out: Path,
+        timeout: float,
+        environment: Mapping[str, str],
+        samples: list[float] | None = None,
+    ) -> measure.Rep:
+        self.run(contestant.command)
+        write(out, [1.0, 2.0, 3.0, 4.0])
+        path = out / "rounds.csv"
+        pd.read_csv(path).assign(evaluation_seconds=0.5, bytes_down=8).to_csv(path, index=False)
+        pd.DataFrame({"round": [4, 4], "client": [0, 1]}).to_csv(out / "clients.csv")
+        if samples is not None:
+            samples += [1.0, 1.0, 1.0]
+        return measure.read_rounds(out)
+
+    def run(self, command: Sequence[str], **others: Any) -> None:
+        self.commands.append([str(part) for part in command])
+        module, *arguments = self.commands[-1][self.commands[-1].index("-m") + 1 :]
+        if module == "benchmarks.bare":
+            bare.parse(arguments)
+            return
+        assert module == "fedexp"
+        folders = dict(each.split("=") for each in arguments if each.startswith("hydra."))
+        settings = [each for each in arguments if each.partition("=")[0] not in FOLDERS]
+        if settings not in self.checked:
+            flags = [] if "--multirun" in settings else ["--multirun"]
+            assert main([*flags, *settings, "preview=true"]) == 0, settings
+            self.checked.append(settings)
+        if (out := Path(folders["hydra.run.dir"])).is_absolute():  # of benchmarks.gpu
+            out.mkdir(exist_ok=True)
+            (out / "class_accuracy.csv").write_text("")
+
+
+class Saved:
+    """Stands for the images of a workload, which no preview reads."""
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+
+
+@pytest.fixture
+def previews(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Previews:
+    return Previews(monkeypatch, tmp_path)
+
+
+def fedexps(previews: Previews) -> list[list[str]]:
+    return [command for command in previews.commands if "fedexp" in command]
+
+
+def test_engine_benchmark_has_valid_commands(previews, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--no-results", "--precisions=fp32"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--repeats=1", "--local-evaluation"])
+    assert engines.main() == 0
+    assert len(fedexps(previews)) == 9  # three engines, three algorithms
+    assert "left out" not in capsys.readouterr().out
+
+
+def test_gpu_benchmark_has_valid_commands(previews, monkeypatch, capsys):
+    """All parts with the default options. The times of single steps are not measured."""
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "SEEDS", "0,1")
+    monkeypatch.setattr(measure, "machine", lambda: "a machine")
+    monkeypatch.setattr(measure, "write_section", lambda *given: None)
+    assert gpu.main(["--repeats=1", "--rounds-of-steps=1"]) == 0
+    said = capsys.readouterr().out
+    assert "not measured" not in said
+    for model in gpu.RESNETS:
+        assert f"| {model} vectorised | 1 |" in said
+    assert len(fedexps(previews)) == 3 + 5 + 6 + 6 + 3
+    assert len([each for each in previews.commands if each[0] == "prepare"]) == 6  # of `step`
+
+
+def test_other_benchmarks_have_valid_commands(previews, monkeypatch, capsys):
+    assert scale.main(["--images=4", "--no-results"]) == 0
+    assert len(fedexps(previews)) == 4
+    monkeypatch.setattr(
+        sys, "argv", ["growth", "--no-results", "--sampled=1,100", "--clients=10000"]
+    )
+    assert growth.main() == 0
+    assert len(fedexps(previews)) == 4 + 2 + 1 + 6
+    assert "left out" not in capsys.readouterr().out
+
+
+def test_simulations_of_benchmarks_can_be_built(previews):
+    """Those of `pairs`, of the ranks, and of the convolutions."""
+    data = [*w1.OVERRIDES, *w1.data_overrides()]
+    for name, make in pairs.PAIRS.items():
+        assert len(make(data)) == 2, name
+    options = argparse.Namespace(other=None, only="")
+    for version in ranks.versions(options):
+        for command in version.commands(w1.data_overrides()):
+            w1.make_simulation(command[command.index(ranks.PROGRAM) + 1 :])
+    for precision, algorithm in product(convolutions.PRECISIONS, ("fedntd", "fedavg")):
+        convolutions.Steps(precision, algorithm, "cuda")
+    assert len(previews.commands) == 2 + 1 + 2 + 1 + 5 + 6
+
+
+def test_later_values_replace_earlier_ones():
+    given = ["seed=0", "model=cnn", "model.hidden=[8]", "local.lr=1", "model=t_cnn", "seed=1,2"]
+    assert measure.last_values(given) == ["local.lr=1", "model=t_cnn", "seed=1,2"]
 
 
 SMALL_SCALE = ["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4"]
