@@ -13,6 +13,7 @@ whose clients keep a part of the model or do not train.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -36,6 +37,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.tree import Params, Tree
+from fedexp.core.unchanged import Unchanged
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -399,3 +401,39 @@ class FedAvg(Checked, prefix="algorithm."):
 def overrides(algorithm: FedAvg, hook: str) -> bool:
     """Return whether an algorithm has its own version of a hook."""
     return getattr(type(algorithm), hook) is not getattr(FedAvg, hook)
+
+
+NOTHING: Mapping[str, Tree] = {}
+STEP_HOOKS = ("example_loss", "penalty", "objective", "transform_grads", "local_step")
+ADVICE = "a hook must not change what it receives: return new tensors, or clone() them first"
+
+
+def step_hooks(algorithm: FedAvg) -> str:
+    """Return the names of the hooks of a local step that an algorithm overrides, for messages."""
+    return " or ".join(hook for hook in STEP_HOOKS if overrides(algorithm, hook))
+
+
+def require_unchanged(algorithm: FedAvg, hook: str, before: Unchanged) -> None:
+    """Raise ConfigError if a hook has changed its arguments, since `before` was created."""
+    before.check(f"algorithm: {hook} of {type(algorithm).__name__}", ADVICE)
+
+
+@contextmanager
+def reading(
+    algorithm: FedAvg,
+    hook: str,
+    trees: Mapping[str, Tree],
+    models: Mapping[str, Tree] = NOTHING,
+    round: int = 0,
+) -> Iterator[None]:
+    """Call a hook in the block. Raises ConfigError if an own version of it changes its arguments.
+
+    trees, models: the arguments by name. The elements of `models` are compared in round 1.
+    """
+    if not overrides(algorithm, hook):
+        yield
+        return
+    before = Unchanged(trees)
+    before.add(models, copies=round == 1)
+    yield
+    require_unchanged(algorithm, hook, before)

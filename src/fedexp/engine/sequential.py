@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, overrides
+from fedexp.algorithms.base import Batch, Context, overrides, require_unchanged, step_hooks
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError, describe
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
+from fedexp.core.unchanged import Unchanged
 from fedexp.engine.base import (
     Cohort,
     Engine,
@@ -80,6 +81,9 @@ class ClientTraining:
             steps=self._to_tensor(self.data.steps).to(runtime.dtype),
             local=runtime.local,
         )
+        names = ("client", "personal", "plan", "server")
+        trees = {f"ctx.{name}": getattr(self.ctx, name) for name in names}
+        self.received = Unchanged(trees, copies=self.round == 1)
 
     def _to_tensor(self, values: np.ndarray | int) -> Tensor:
         return torch.as_tensor(np.asarray(values), device=self.runtime.device)
@@ -90,16 +94,22 @@ class ClientTraining:
         try:
             with torch.no_grad():
                 setup = self.algorithm.client_setup(self.live, self.data, self.ctx)
+                self.require_unchanged(hook)
                 self.ctx = replace(self.ctx, setup=setup)
+                self.received.add({"ctx.setup": setup})
                 hook = "initial_params"
                 if overrides(self.algorithm, hook):
                     initial = self.algorithm.initial_params(self.live, self.data, self.ctx)
+                    self.require_unchanged(hook)
                     self.live.load(initial, self.server["buffers"])
             hook = "local training"
             loss = self.train()
+            self.require_unchanged(step_hooks(self.algorithm))
             hook = "finish"
             trained = self.live.snapshot()
+            self.received.add({"params": trained})
             message, state = self.finish(trained)
+            self.require_unchanged(hook)
             if self.kept is not None:
                 state = state | {optimizers.KEPT: self.kept}
         except ConfigError:
@@ -123,6 +133,9 @@ class ClientTraining:
         messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
         epochs = [self.copies] if self.marks else []
         return Trained(messages, [state], loss[None], buffers, correct, seconds, epochs)
+
+    def require_unchanged(self, hook: str) -> None:
+        require_unchanged(self.algorithm, hook, self.received)
 
     def train(self) -> Tensor:
         """Run the local steps and return the mean objective, or 0 if there are no steps."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import heads
+from fedexp.algorithms.base import reading
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
@@ -92,7 +93,9 @@ def personal_models(
     first = simulation.first_client_state(algorithm, federation)
     for client in range(federation.num_clients):
         state = tree.to(kept.get(client, first), simulation.runtime.device)
-        yield algorithm.personal_model(server, client, state, federation)
+        with reading(algorithm, "personal_model", {"server": server, "state": state}):
+            model = algorithm.personal_model(server, client, state, federation)
+        yield model
 
 
 def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.algorithms.base import FedAvg, overrides
+from fedexp.algorithms.base import FedAvg, overrides, reading
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
@@ -79,17 +79,21 @@ class Exchange:
         losses = trained.losses.tolist()  # waits for the device, so that the timing is correct
         clock.lap("train")
         messages = trained.messages | {"buffers": trained.buffers}
-        up, down = tree.num_bytes(self.algorithm.counted(messages, up=True)), 0
-        for personal in cohort.personals:
-            received = sent | {"personal": personal}
-            down += tree.num_bytes(self.algorithm.counted(received, up=False))
+        down = 0
+        with reading(self.algorithm, "counted", {"sent": sent, "messages": messages}):
+            up = tree.num_bytes(self.algorithm.counted(messages, up=True))
+            for personal in cohort.personals:
+                received = sent | {"personal": personal}
+                down += tree.num_bytes(self.algorithm.counted(received, up=False))
         return CohortResult(cohort, trained, losses, self.describe(cohort, trained), up, down, sent)
 
     @cached_property
     def federation(self) -> Federation:
         """The server's knowledge of the data that its clients train on."""
+        algorithm = self.simulation.algorithm
         federation = self.simulation.stage_of(self.number).federation
-        return self.simulation.algorithm.training_data(self.server, federation)
+        with reading(algorithm, "training_data", {"server": self.server}):
+            return algorithm.training_data(self.server, federation)
 
     def generator(self, name: str, *key: int) -> np.random.Generator:
         """Return the random generator that the round uses for the purpose `name`."""
@@ -109,7 +113,8 @@ class Exchange:
             plan = role.host_plan(self.federation, client, self.generator("plan", client))
             plans.append(plan | self.extra_plan(role, client))
             rng = self.generator("personal", client)
-            personal = role.personal_broadcast(self.server, client, self.states, rng)
+            with reading(role, "personal_broadcast", {"server": self.server}):
+                personal = role.personal_broadcast(self.server, client, self.states, rng)
             personals.append(tree.to(personal, device))
         return Cohort(self.number, clients, roles, schedules, states, plans, personals)
 
@@ -254,12 +259,22 @@ def aggregate(
     optimizer: ServerOptimizer, algorithm: FedAvg, server: Tree, result: CohortResult
 ) -> Tree:
     """Return the server's state after aggregation and the server optimizer's step."""
-    new = algorithm.aggregate(server, result.trained.messages, result.round)
+    new = aggregated(algorithm, server, result.trained.messages, result)
     require_same_model(algorithm, server["params"], new)
     if algorithm.trains_model:
         buffers = tree.average_buffers(result.trained.buffers, result.round.weights)
         return optimizer.step(server, new) | {"buffers": buffers}
     return new
+
+
+def aggregated(algorithm: FedAvg, server: Tree, messages: Tree, result: CohortResult) -> Tree:
+    """Return what `aggregate` returns. Raises ConfigError if it changes its arguments.
+
+    The state before the round is compared with the state after it, so it must not change.
+    """
+    trees = {"messages": messages, "round.buffers": result.round.buffers}
+    with reading(algorithm, "aggregate", trees, {"server": server}, result.cohort.round):
+        return algorithm.aggregate(server, messages, result.round)
 
 
 def require_same_model(algorithm: FedAvg, before: Params, server: Any) -> None:
@@ -297,15 +312,16 @@ def aggregate_all(exchange: Exchange, clock: Clock) -> tuple[Tree, list[CohortRe
         means.append(tree.weighted_mean(group.trained.messages, group.round.weights))
         groups.append(replace(group, trained=replace(group.trained, messages={})))
     weights = torch.stack([group.round.weights.sum() for group in groups])
-    described = replace(groups[0].round, weights=weights)
-    server = exchange.algorithm.aggregate(exchange.server, tree.stack(means), described)
+    first = replace(groups[0], round=replace(groups[0].round, weights=weights))
+    server = aggregated(exchange.algorithm, exchange.server, tree.stack(means), first)
     clock.lap("aggregation")
     return server, groups
 
 
 def broadcast(algorithm: FedAvg, server: Tree) -> Tree:
     """Return the message to all clients of an exchange, including the running statistics."""
-    return {"buffers": server["buffers"]} | algorithm.broadcast(server)
+    with reading(algorithm, "broadcast", {"server": server}):
+        return {"buffers": server["buffers"]} | algorithm.broadcast(server)
 
 
 def sample(simulation: Simulation, number: int) -> list[int]:

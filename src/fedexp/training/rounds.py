@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedexp.algorithms.base import overrides
+from fedexp.algorithms.base import overrides, reading
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
 from fedexp.core import tree
 from fedexp.core.errors import RankDied
@@ -113,8 +113,9 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
-            messages = result.trained.messages
-            server = algorithm.refine(LiveNetwork(net), server, messages, result.round)
+            messages, before = result.trained.messages, server
+            with reading(algorithm, "refine", {"server": before, "messages": messages}):
+                server = algorithm.refine(LiveNetwork(net), before, messages, result.round)
     clock.lap("refinement")
 
     # 3. At the end of each task except the last one, run the closing exchanges with all clients.
@@ -223,5 +224,9 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
         features=runtime.features,
         rng=lambda purpose: generator_for(seed, purpose, number),
     )
-    with seeded_torch(torch_seed(seed, "rehearsal layers", number)):
-        return simulation.algorithm.begin_task(server, start)
+    algorithm = simulation.algorithm
+    with (
+        seeded_torch(torch_seed(seed, "rehearsal layers", number)),
+        reading(algorithm, "begin_task", {"server": server, "start.initial": start.initial}),
+    ):
+        return algorithm.begin_task(server, start)

@@ -12,10 +12,19 @@ from torch.func import grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, FedAvg, Network, overrides
+from fedexp.algorithms.base import (
+    Batch,
+    Context,
+    FedAvg,
+    Network,
+    overrides,
+    require_unchanged,
+    step_hooks,
+)
 from fedexp.core import tree
 from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
+from fedexp.core.unchanged import Unchanged
 from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
@@ -184,6 +193,15 @@ def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs)
     return Context(server, one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
 
 
+def received_by_clients(inputs: ClientInputs) -> dict[str, Tree]:
+    """Return what the hooks of clients may only read, by the names for messages."""
+    return {
+        "ctx.personal": inputs.personals,
+        "ctx.client": inputs.states,
+        "ctx.plan": inputs.plans,
+    }
+
+
 # --- the schedules of all clients
 
 
@@ -260,16 +278,26 @@ class Clients:
         plans = tree.map(stacked, *cohort.plans)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
         inputs = ClientInputs(personals, states, plans, {}, steps)
+        # inside vmap, torch does not count changes of a client's values
+        self.received = Unchanged({"ctx.server": shared.server}, copies=cohort.round == 1)
+        self.received.add(received_by_clients(inputs))
         setups, buffers = self._per_client(algorithm.client_setup, inputs)
+        self.require_unchanged("client_setup")
         inputs = inputs._replace(setups=setups)
+        self.received.add({"ctx.setup": setups})
         if overrides(algorithm, "initial_params"):
             params, buffers = self._own_start(algorithm, inputs)
+            self.require_unchanged("initial_params")
         else:
             params = self._copies("params")
             buffers = {name: value.clone() for name, value in buffers.items()}
         memory = optimizers.memory_of(params, runtime.local, kept)
         losses = torch.zeros_like(steps)
         self.frame = Frame(shared.server, shared.lr, inputs, params, buffers, memory, losses)
+
+    def require_unchanged(self, hook: str) -> None:
+        """Raise ConfigError if a hook has changed what the clients received."""
+        require_unchanged(self.shared.algorithm, hook, self.received)
 
     def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield pairs (number of active clients, batches of the next steps).
@@ -305,9 +333,12 @@ class Clients:
             return self.shared.algorithm.finish(net, params, data, ctx)
 
         frame = self.frame
+        self.require_unchanged(step_hooks(self.shared.algorithm))
+        self.received.add({"params": frame.params})
         (messages, states), buffers = self._per_client(
             finish, frame.inputs, frame.buffers, frame.params
         )
+        self.require_unchanged("finish")
         if self.keeps_optimizer:
             states = states | {optimizers.KEPT: frame.memory}
         return messages, states, buffers
@@ -340,7 +371,10 @@ class Clients:
             net = ClientNetwork(shared.runtime.net, buffers, None if own is None else buffers)
             data = PaddedData(shared.runtime, net, index, mask, draws)
             ctx = context(shared, shared.server, shared.lr, one)
-            return hook(net, data, ctx, *rest), net.buffers()
+            before = Unchanged(received_by_clients(one))  # finds changed dicts
+            result = hook(net, data, ctx, *rest)
+            require_unchanged(shared.algorithm, hook.__name__, before)
+            return result, net.buffers()
 
         if own is None:
             received = shared.server["buffers"]

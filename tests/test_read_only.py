@@ -1,0 +1,222 @@
+"""Own hooks that change what they may only read are refused with their name, on every engine."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.unchanged import Unchanged
+from toy_federation import PAIR, TWO_TASKS, make_simulation, play
+
+
+# --- trees
+def test_changes_of_a_tree_are_found():
+    leaf, nan = torch.ones(2), torch.tensor([float("nan")])
+
+    def change_data():
+        leaf.data.zero_()
+
+    def found(change, **options):
+        given = {"a": {"b": leaf, "c": nan}, "d": {}}
+        before = Unchanged({"tree": given}, **options)
+        change(given)
+        try:
+            before.check("this hook", "clone")
+        except ConfigError as error:
+            return str(error).removeprefix("this hook changes ").removesuffix("; clone")
+        return None
+
+    assert found(lambda given: None, copies=True) is None
+    assert found(lambda given: leaf.add_(1)) == "tree['a']['b']"
+    assert found(lambda given: given["a"].update(b=leaf.clone())) == "tree['a']['b']"
+    assert found(lambda given: given["d"].update(e=leaf)) == "tree['d']"
+    assert found(lambda given: given.pop("a")) == "tree"
+    # torch does not count changes of tensor.data
+    assert found(lambda given: change_data()) is None
+    leaf.fill_(1)
+    assert found(lambda given: change_data(), copies=True) == "tree['a']['b']"
+
+
+# --- hooks of an algorithm
+class Kept(FedAvg):
+    """Its clients keep a model and a number."""
+
+    change: Any
+
+    def server_init(self, params, federation):
+        return super().server_init(params, federation) | {"zero": torch.zeros(1)}
+
+    def client_init(self, params, federation):
+        last = {name: leaf.clone() for name, leaf in params.items()}
+        return {"last": last, "count": torch.zeros(1)}
+
+
+def first(params):
+    return next(iter(params.values()))
+
+
+class Aggregate(Kept):
+    def aggregate(self, server, messages, round):
+        mean = tree.weighted_mean(messages["params"], round.weights)
+        self.change(server, mean)
+        return {**server, "params": mean}
+
+
+class Messages(Kept):
+    def aggregate(self, server, messages, round):
+        self.change(messages, messages["params"])
+        return super().aggregate(server, messages, round)
+
+
+def copy_in_place(server, mean):
+    for name, leaf in server["params"].items():
+        leaf.copy_(mean[name])
+
+
+def copy_data(server, mean):
+    for name, leaf in server["params"].items():
+        leaf.data.copy_(mean[name])
+
+
+def replace_parts(server, mean):
+    server["params"].update(mean)
+
+
+def halve(ctx):
+    first(ctx.server["params"]).mul_(0.5)
+
+
+class Setup(Kept):
+    def client_setup(self, net, data, ctx):
+        self.change(ctx)
+        return {}
+
+
+class Start(Kept):
+    def initial_params(self, net, data, ctx):
+        self.change(ctx)
+        return ctx.server["params"]
+
+
+class Gradients(Kept):
+    def transform_grads(self, grads, params, batch, ctx):
+        self.change(ctx)
+        return grads
+
+
+class Finish(Kept):
+    def finish(self, net, params, data, ctx):
+        self.change(ctx, params)
+        return {"params": params}, ctx.client
+
+
+class Shared(Finish):
+    """The first state of all clients is the initial model itself."""
+
+    def client_init(self, params, federation):
+        return {"last": params}
+
+
+def remember(ctx, params):
+    for name, leaf in ctx.client["last"].items():
+        leaf.copy_(params[name])
+
+
+@pytest.mark.parametrize("engine", PAIR)
+@pytest.mark.parametrize(
+    ("kind", "change", "what"),
+    [
+        (Aggregate, copy_in_place, r"aggregate of Aggregate changes server\['params'\]\["),
+        (Aggregate, copy_data, r"aggregate of Aggregate changes server\['params'\]\["),
+        (Aggregate, replace_parts, r"aggregate of Aggregate changes server\['params'\]\["),
+        (Aggregate, lambda server, mean: server.pop("zero"), "Aggregate changes server;"),
+        (Messages, lambda messages, params: first(params).zero_(), r"changes messages\['params'\]"),
+        (Setup, halve, r"client_setup of Setup changes ctx.server\['params'\]"),
+        (
+            Setup,
+            lambda ctx: ctx.server.update(mine=1),
+            "client_setup of Setup changes ctx.server;",
+        ),
+        (
+            Setup,
+            lambda ctx: ctx.client.update(mine=ctx.steps),
+            "client_setup of Setup changes ctx.client;",
+        ),
+        (Start, halve, r"initial_params of Start changes ctx.server\['params'\]"),
+        (
+            Gradients,
+            lambda ctx: ctx.client["count"].add_(1),
+            r"transform_grads of Gradients changes ctx.client\['count'\];",
+        ),
+        (Finish, remember, r"finish of Finish changes ctx.client\['last'\]\["),
+        (Shared, remember, r"finish of Shared changes ctx.client\['last'\]\["),
+        (Finish, lambda ctx, params: first(params).zero_(), r"finish of Finish changes params\["),
+    ],
+)
+def test_hook_that_changes_its_arguments_is_refused(kind, change, what, engine):
+    with pytest.raises(ConfigError, match=f"^algorithm: .*{what}.*: return new tensors, or clone"):
+        play(make_simulation(kind(change=change), engine=engine), 1)
+
+
+@pytest.mark.parametrize("engine", PAIR)
+def test_hook_may_change_tensors_of_its_own(engine):
+    def change(ctx, params):
+        own = {**ctx.client["last"]}
+        own.update({name: leaf.clone().mul_(2) for name, leaf in params.items()})
+
+    play(make_simulation(Finish(change=change), engine=engine), 2)
+
+
+class OnServer(FedAvg):
+    hook: str
+
+    def _change(self, hook, params):
+        if hook == self.hook:
+            first(params).add_(1)
+
+    def server_init(self, params, federation):
+        self._change("server_init", params)
+        return super().server_init(params, federation)
+
+    def client_init(self, params, federation):
+        self._change("client_init", params)
+        return {}
+
+    def broadcast(self, server):
+        self._change("broadcast", server["params"])
+        return super().broadcast(server)
+
+    def personal_broadcast(self, server, client, kept, rng):
+        self._change("personal_broadcast", server["params"])
+        return {}
+
+    def training_data(self, server, federation):
+        self._change("training_data", server["params"])
+        return federation
+
+    def counted(self, sent, up):
+        self._change("counted", sent["params"])
+        return sent
+
+    def refine(self, net, server, messages, round):
+        self._change("refine", server["params"])
+        return server
+
+    def begin_task(self, server, start):
+        self._change("begin_task", server["params"])
+        return server
+
+
+HOOKS = [name for name in vars(OnServer) if hasattr(FedAvg, name) and name[0] != "_"]
+
+
+@pytest.mark.parametrize("hook", [name for name in HOOKS if callable(getattr(FedAvg, name))])
+def test_server_side_hook_that_changes_its_arguments_is_refused(hook):
+    def run():
+        play(make_simulation(OnServer(hook=hook), scenario=TWO_TASKS), 3)
+
+    with pytest.raises(ConfigError, match=f"^algorithm: {hook} of OnServer changes "):
+        run()
