@@ -48,7 +48,7 @@ def test_callback_sees_each_round_and_task_with_its_model(tmp_path):
         *(("round", number) for number in (3, 4)),
         ("task", 4),
     ]
-    assert [call[2] for call in callback.calls if len(call) > 2] == state.record.accuracy
+    assert [call[2] for call in callback.calls if len(call) > 2] == list(state.record.accuracy)
     for name, value in state.server["params"].items():
         assert torch.equal(callback.models[-1][name], value)
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)

@@ -156,7 +156,7 @@ def test_heat_map_shows_the_csv(tmp_path):
     accuracy[1, 2] = np.nan
     make_run(tmp_path, rounds=6, classes=4, interval=3, accuracy=accuracy, local=False)
     run = load_run_data(tmp_path)
-    assert run.record.rounds == [0, 3, 6]
+    assert list(run.record.rounds) == [0, 3, 6]
     np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.record)), accuracy.T)
 
 

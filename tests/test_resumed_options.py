@@ -65,7 +65,7 @@ def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
     assert_equal(dict(resumed.clients), dict(whole.clients))
     assert resumed.records.keys() == whole.records.keys()
     for found, expected in zip(resumed.records.values(), whole.records.values(), strict=True):
-        np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(expected))
+        np.testing.assert_equal(vars(found), vars(expected))
     for path in (tmp_path / "whole").glob("*.csv"):
         assert content(tmp_path / "parts" / path.name) == content(path)
 

@@ -219,7 +219,7 @@ def test_trackers_do_not_see_unused_test_set(tmp_path):
     record_initial(simulation, simulation.initial_state(), recorder)
     assert tracker.record.class_accuracy is None
     assert tracker.record.records.keys() == {"validation"}
-    assert tracker.record.records["validation"].rounds == [0]
+    assert list(tracker.record.records["validation"].rounds) == [0]
 
 
 def test_round_without_evaluation_has_no_test_values(tmp_path):

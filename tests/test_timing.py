@@ -24,7 +24,7 @@ def history(rounds=6):
     record = Record(np.array([[3, 0, 1], [0, 2, 0]]))
     record.add(0, np.array([*ACCURACY[0], nan]))
     for number, client in zip(range(1, rounds + 1), [0, 0, 1, 1, 0, 1], strict=False):
-        record.cohorts[number] = [client]
+        record.add_cohort(number, [client])
         record.add(number, np.array([*ACCURACY[number], nan]))
     return record
 
@@ -70,8 +70,8 @@ def test_absence_equals_hand_calculation():
 
 def test_counts_of_the_round_decide_who_holds_a_class():
     """A schedule exchanges the clients' data in round 2, so client 0 then has class 1."""
-    record = Record(np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]]]), starts=(1, 2))
-    record.cohorts = {1: [0], 2: [0]}
+    counts, cohorts = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]]]), {1: [0], 2: [0]}
+    record = Record(counts, starts=(1, 2), cohorts=cohorts)
     np.testing.assert_array_equal(absence(record, 2), [1, 0])
 
 
@@ -85,7 +85,7 @@ def test_resumed_run_has_the_same_values_and_both_figures(tmp_path):
     columns = ["lost_accuracy", "present_forgetting", "absent_forgetting"]
     assert ended.rounds is not None
     pd.testing.assert_frame_equal(ended.rounds[columns], whole.rounds[columns])
-    cohorts = whole.clients.groupby("round")["client"].agg(list).to_dict()
+    cohorts = whole.clients.groupby("round")["client"].agg(tuple).to_dict()
     assert ended.record().cohorts == cohorts
     assert len(cohorts) == 6
     saved = json.loads((tmp_path / "whole/summary.json").read_text())

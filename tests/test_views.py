@@ -145,7 +145,7 @@ def test_augmented_view_has_separate_history(tmp_path):
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
     history = RunDirectory(tmp_path).record("augmented")
-    assert history.rounds == [0, 1, 2, 3, 4]
+    assert list(history.rounds) == [0, 1, 2, 3, 4]
     for after, row in zip(history.class_accuracy, rows, strict=True):
         # 5 test images a class
         assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)

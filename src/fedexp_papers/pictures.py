@@ -80,7 +80,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the accuracy of each class and the mean over classes (FedKA Fig. 1)."""
     methods = list_methods(settings)
     records = {f"test accuracy, {m.name}": require_record(m) for m in methods}
-    tables = {name: pd.DataFrame(r.matrix, r.rounds) for name, r in records.items()}
+    tables = {name: pd.DataFrame(r.matrix, list(r.rounds)) for name, r in records.items()}
     faint = {"linewidth": stroke(0.5), "marker": ""}
     lines = []
     for label, style in enumerate(class_styles(methods[0].files[0].classes)):
@@ -98,7 +98,7 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     for method in list_methods(settings):
         require_record(method)
         records = [file.record for file in method.files if file.record]
-        values = (pd.Series(forgetting.consistency(r.matrix), r.rounds[1:]) for r in records)
+        values = (pd.Series(forgetting.consistency(r.matrix), list(r.rounds[1:])) for r in records)
         lines.append((stacked("cosine similarity", values), style_of(method)))
     text = f"Cosine similarity of class accuracies in consecutive rounds\n{title}"
     return draw_lines(text, lines)
@@ -400,7 +400,7 @@ def before_local_after(record: Record) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
         accuracies = np.stack(forgetting.in_out_local(own, counts), 1)
         local.append(pd.DataFrame(accuracies, [number] * len(own), ["in", "out"]))
     first, last = (
-        pd.DataFrame(rows, record.local_rounds, ["in", "out"]) for rows in (before, after)
+        pd.DataFrame(rows, list(record.local_rounds), ["in", "out"]) for rows in (before, after)
     )
     return first, pd.concat(local), last
 

@@ -7,6 +7,7 @@ tables, whether the run resumes or has ended. Metrics, figures and trackers read
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ COLUMNS = {
     PERSONAL: ("round", "client", "class", "accuracy"),
     EXAMPLES: ("round", "example", "label", "correct"),
 }
-# lists with an item for each evaluated round, and for each round with tested local models
+# sequences with an item for each evaluated round, and for each round with tested local models
 OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "right")
 OF_LOCAL = ("local_rounds", "sampled", "local_class_accuracy", "distributed_accuracy")
 
@@ -37,9 +38,12 @@ def read_only(values: Any, kind: type) -> np.ndarray:
     return array
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
     """The results of one run so far, on one test set.
+
+    Metrics and callbacks, which may be a user's, only read it: its sequences are tuples, its arrays
+    are read-only, and the methods that begin with `add` are for the run.
 
     The distributed model of round r is the global model that the clients receive at the start of
     round r. Its accuracies are those of round r - 1. If round r - 1 may not have been evaluated,
@@ -54,23 +58,23 @@ class Record:
     # If a metric needs single examples: the labels of the M test examples, int64 [M], and for each
     # of `rounds` the correct predictions, bool [M] packed into uint8 [ceil(M / 8)].
     labels: np.ndarray | None = None
-    right: list[np.ndarray] = field(default_factory=list)
+    right: Sequence[np.ndarray] = ()
     # evaluated rounds, ascending; the first is 0, the initial model
-    rounds: list[int] = field(default_factory=list)
-    accuracy: list[float] = field(default_factory=list)  # on the whole test set
-    loss: list[float] = field(default_factory=list)  # mean cross-entropy on the whole test set
+    rounds: Sequence[int] = ()
+    accuracy: Sequence[float] = ()  # on the whole test set
+    loss: Sequence[float] = ()  # mean cross-entropy on the whole test set
     # float64 [C] each; nan for a class without test examples
-    class_accuracy: list[np.ndarray] = field(default_factory=list)
+    class_accuracy: Sequence[np.ndarray] = ()
     # [T] each: the accuracy on each task; empty for a run without tasks
-    task_accuracy: list[list[float]] = field(default_factory=list)
+    task_accuracy: Sequence[Sequence[float]] = ()
     # int [S] for each round: the clients that took part, also in rounds without a test
-    cohorts: dict[int, Sequence[int]] = field(default_factory=dict)
-    local_rounds: list[int] = field(default_factory=list)
+    cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    local_rounds: Sequence[int] = ()
     # int64 [S] each: the clients in each of `local_rounds`
-    sampled: list[np.ndarray] = field(default_factory=list)
-    local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+    sampled: Sequence[np.ndarray] = ()
+    local_class_accuracy: Sequence[np.ndarray] = ()  # float64 [S, C] each
     # float64 [C] each: the models distributed in `local_rounds`; if empty, see `class_accuracy`
-    distributed_accuracy: list[np.ndarray] = field(default_factory=list)
+    distributed_accuracy: Sequence[np.ndarray] = ()
     # If the clients' personal models are tested: their latest class accuracies, float64 [K, C], the
     # round of these accuracies, and the best accuracies before this round.
     personal_accuracy: np.ndarray | None = None
@@ -78,7 +82,21 @@ class Record:
     personal_peak: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        self.counts = read_only(self.counts, np.int64)
+        self._set(counts=read_only(self.counts, np.int64))
+        self._set(cohorts=MappingProxyType(dict(self.cohorts)))
+        if self.labels is not None:
+            self._set(labels=read_only(self.labels, np.int64))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _append(self, **values: Any) -> None:
+        self._set(**{name: (*getattr(self, name), value) for name, value in values.items()})
+
+    def add_cohort(self, round: int, clients: Sequence[int]) -> None:
+        """Record the clients that took part in a round, also in a round without a test."""
+        self._set(cohorts=MappingProxyType({**self.cohorts, round: tuple(clients)}))
 
     def add(
         self,
@@ -95,14 +113,12 @@ class Record:
         [T].
         """
         assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
-        self.rounds.append(round)
-        self.class_accuracy.append(read_only(class_accuracy, np.float64))
-        self.accuracy.append(overall[0])
-        self.loss.append(overall[1])
+        self._append(rounds=round, accuracy=overall[0], loss=overall[1])
+        self._append(class_accuracy=read_only(class_accuracy, np.float64))
         if right is not None:
-            self.right.append(read_only(np.packbits(right), np.uint8))
+            self._append(right=read_only(np.packbits(right), np.uint8))
         if tasks:
-            self.task_accuracy.append(list(tasks))
+            self._append(task_accuracy=tuple(tasks))
 
     def add_local(
         self,
@@ -119,11 +135,10 @@ class Record:
         assert not self.local_rounds or round > self.local_rounds[-1], (
             "rounds are recorded in order"
         )
-        self.local_rounds.append(round)
-        self.sampled.append(read_only(sampled, np.int64))
-        self.local_class_accuracy.append(read_only(class_accuracy, np.float64))
+        self._append(local_rounds=round, sampled=read_only(sampled, np.int64))
+        self._append(local_class_accuracy=read_only(class_accuracy, np.float64))
         if distributed is not None:
-            self.distributed_accuracy.append(read_only(distributed, np.float64))
+            self._append(distributed_accuracy=read_only(distributed, np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the class accuracies [K, C] of the clients' personal models after `round`.
@@ -132,10 +147,13 @@ class Record:
         """
         found = read_only(class_accuracy, np.float64)
         if self.personal_accuracy is None or self.personal_peak is None:
-            self.personal_peak = np.full_like(found, np.nan)
+            peak = np.full_like(found, np.nan)
         elif self.personal_round >= 1:  # the initial model does not count
-            self.personal_peak = np.fmax(self.personal_peak, self.personal_accuracy)
-        self.personal_accuracy, self.personal_round = found, round
+            peak = np.fmax(self.personal_peak, self.personal_accuracy)
+        else:
+            peak = self.personal_peak
+        self._set(personal_peak=read_only(peak, np.float64))
+        self._set(personal_accuracy=found, personal_round=round)
 
     @property
     def personal_drop(self) -> np.ndarray:
@@ -221,11 +239,11 @@ class Record:
     def new_rows(self, round: int) -> dict[str, Iterator[Row]]:
         """Return the rows that `round` adds to each table, by file name."""
         found = {}
-        if self.rounds[-1:] == [round]:
+        if self.rounds[-1:] == (round,):
             found[CLASSES] = self._class_rows()
             if self.labels is not None:
                 found[EXAMPLES] = self._example_rows()
-        if self.local_rounds[-1:] == [round]:
+        if self.local_rounds[-1:] == (round,):
             found[LOCAL] = self._local_rows()
         if self.personal_accuracy is not None and self.personal_round == round:
             found[PERSONAL] = self._personal_rows()
@@ -247,7 +265,7 @@ class Record:
         right = None
         if changed:
             everyone = next(iter(changed.values()))
-            self.labels = everyone["label"].to_numpy(dtype=np.int64)
+            self._set(labels=read_only(everyone["label"], np.int64))
             right = np.zeros(len(everyone), dtype=bool)
         for number, rows in by_round(tables.get(CLASSES)).items():
             if right is not None and number in changed:
@@ -298,7 +316,7 @@ class Record:
             row = {"round": self.rounds[-1], "example": example}
             yield row | {"label": int(self.labels[example]), "correct": int(now[example])}
 
-    def _unpack(self, rows: list[np.ndarray]) -> np.ndarray:
+    def _unpack(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return rows of packed predictions as bool [rows, M]."""
         assert self.labels is not None, "recorded if a metric needs single examples"
         packed = np.array(rows, dtype=np.uint8).reshape(len(rows), -(-len(self.labels) // 8))

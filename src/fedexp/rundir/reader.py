@@ -171,7 +171,7 @@ class RunDirectory:
             empty.restore(tables, overall, tasks)
         for number, rows in by_round(self.clients).items():
             if last is None or number <= last:
-                empty.cohorts[number] = rows["client"].tolist()
+                empty.add_cohort(number, rows["client"].tolist())
         return empty
 
     # --- state

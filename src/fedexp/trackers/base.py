@@ -82,7 +82,7 @@ class RoundRecord:
         return {
             view: record.class_accuracy[-1]
             for view, record in self.records.items()
-            if record.rounds[-1:] == [self.round]
+            if record.rounds[-1:] == (self.round,)
         }
 
     @property

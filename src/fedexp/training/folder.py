@@ -305,7 +305,7 @@ def read_state(directory: Path, saved: Mapping[str, Any], simulation: Simulation
 def check_cohorts(directory: Path, planned: Rounds, before: Mapping[int, Sequence[int]]) -> None:
     """Raise ConfigError if other clients are planned for a round than took part in it before."""
     for number, clients in before.items():
-        if planned.get(number, clients) != clients:
+        if list(planned.get(number, clients)) != list(clients):
             raise ConfigError(
                 f"resume={directory}: other clients than before would take part in round {number}."
                 " Restore the file cohorts.path or, with cohorts=windows, the number of rounds, on"

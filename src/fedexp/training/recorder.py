@@ -270,7 +270,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
     """Yield the rows of clients.csv, one per client of the cohort."""
     measured: dict[str, np.ndarray] = {}
     for view, record in state.records.items():
-        if record.local_rounds[-1:] == [result.round]:
+        if record.local_rounds[-1:] == (result.round,):
             measured |= rename_for_view(simulation.metrics.client_values(record), view)
     cohort = result.cohort
     for i, client in enumerate(cohort.clients):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, reading
 from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.cohorts import Rounds
@@ -146,7 +146,8 @@ class Simulation:
     def first_client_state(self, role: FedAvg, federation: Federation) -> Tree:
         """Return the initial state of a client, before it takes part for the first time."""
         initial = self.initial | self.initial_buffers if role.keeps_buffers else self.initial
-        state = role.client_init(initial, federation)
+        with reading(role, "client_init", {"params": initial}):
+            state = role.client_init(initial, federation)
         local = self.runtime.local
         if local.keeps_state:
             state = state | {optimizers.KEPT: optimizers.memory_of(self.initial, local)}
@@ -154,7 +155,8 @@ class Simulation:
 
     def initial_state(self) -> State:
         model = self.runtime.net.own(self.initial)
-        server = self.algorithm.server_init(model, self.stages[0].federation)
+        with reading(self.algorithm, "server_init", {"params": model}):
+            server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
         records = {view: self.new_record(view) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, records)
@@ -165,12 +167,12 @@ class Simulation:
         The record contains the class counts of each client, the rounds in which the counts change
         and, if a metric needs single examples, the labels of the test examples.
         """
-        counts = [stage.partition.counts for stage in self.stages]
-        record = Record(
+        counts, labels = [stage.partition.counts for stage in self.stages], None
+        if self.metrics.needs_examples:
+            labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
+        return Record(
             np.stack(counts) if len(counts) > 1 else counts[0],
             starts=tuple(stage.first_round for stage in self.stages),
             adds_up=self.num_tasks > 1,
+            labels=labels,
         )
-        if self.metrics.needs_examples:
-            record.labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
-        return record

@@ -116,7 +116,7 @@ class State:
         self.train_seconds += result.seconds["train"]
         self.seconds += sum(result.seconds.values())
         for record in self.records.values():
-            record.cohorts[self.round] = cohort
+            record.add_cohort(self.round, cohort)
         self.add_tests(self.round, result.tests, cohort)
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite
