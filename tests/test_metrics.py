@@ -227,8 +227,9 @@ def test_record_is_restored_from_files(rounds, local, absent, tmp_path):
 
 def test_record_as_it_was_after_a_round_has_the_cohorts_until_then():
     history, _ = make_history()
-    history.cohorts = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
-    assert history.upto(2).cohorts == {1: [0, 1], 2: [2, 3]}
+    for number, clients in {1: (0, 1), 2: (2, 3), 3: (0, 2)}.items():
+        history.add_cohort(number, clients)
+    assert history.upto(2).cohorts == {1: (0, 1), 2: (2, 3)}
     assert history.upto(0).cohorts == {}
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -282,6 +282,22 @@ def test_metric_cannot_change_what_others_read():
     for array in (history.counts, *history.class_accuracy, *history.local_class_accuracy):
         with pytest.raises(ValueError, match="read-only"):
             array /= 2
+
+
+def test_record_is_read_only():
+    history = Record(np.ones((4, 2), np.int64), labels=np.zeros(3, np.int64))
+    history.add(0, np.zeros(2), np.ones(3, bool), (0.5, 1.0), [0.5])
+    history.add_local(1, np.arange(4), np.zeros((4, 2)), np.zeros(2))
+    history.add_personal(1, np.zeros((4, 2)))
+    history.add_cohort(1, [0, 1])
+    for name, value in vars(history).items():
+        if isinstance(value, np.ndarray):
+            assert not value.flags.writeable, name
+        else:
+            assert not hasattr(value, "append"), name
+            assert not hasattr(value, "update"), name
+        with pytest.raises(FrozenInstanceError):
+            setattr(history, name, value)
 
 
 @pytest.mark.parametrize("values", [0.5, {}, {"mine": 1.0, "late": 2.0}])
