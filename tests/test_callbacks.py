@@ -7,10 +7,15 @@ import pytest
 import torch
 
 import fedexp
+from fedexp.cli import main
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import checkpoint, files
-from fedexp.trackers.base import Callback, CallbackConfig, name_states
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import job_directories
+from fedexp.testing import assert_equal, record
+from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, Tracker, name_states
+from fedexp.trackers.wandb_tracker import WandbTracker
 from fedexp.training.callbacks import create_all
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
@@ -35,7 +40,7 @@ class Listening(Callback):
 
 
 def play(simulation, directory, callback):
-    recorder = Recorder(directory, simulation, [callback], None)
+    recorder = Recorder(directory, simulation, Callbacks([callback]), None)
     return run_rounds(simulation, simulation.initial_state(), recorder)
 
 
@@ -63,12 +68,80 @@ def test_callback_ends_a_run_with_its_reason(tmp_path):
 
 
 def test_interrupt_before_the_first_new_round_leaves_a_run_as_it_is(tmp_path):
-    recorder = Recorder(tmp_path, make_simulation(), [], None)
+    recorder = Recorder(tmp_path, make_simulation(), Callbacks([]), None)
     state = run_rounds(recorder.simulation, recorder.simulation.initial_state(), recorder)
+    recorder = Recorder(tmp_path, recorder.simulation, Callbacks([]), None)
     recorder.begin = lambda: pytest.fail("the summary would be removed")
     before = (tmp_path / files.CHECKPOINT).stat().st_mtime_ns
     recorder.save_checkpoint(state)
     assert (tmp_path / files.CHECKPOINT).stat().st_mtime_ns == before
+
+
+class Interrupted(Callback):
+    """Interrupts a round as Ctrl+C or a dead rank would, between two other observers."""
+
+    def after_round(self, record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+
+def test_round_is_saved_only_after_all_callbacks_have_seen_it(tmp_path):
+    simulation, last = make_simulation(rounds=3), Listening()
+    recorder = Recorder(tmp_path, simulation, Callbacks([Listening(), Interrupted(), last]), None)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(simulation, simulation.initial_state(), recorder)
+    saved = checkpoint.load(tmp_path).state
+    assert saved["round"] == 1
+    assert list(saved["callbacks"].values()) == [{"count": 2}, {}, {"count": 2}]
+
+    (tmp_path / "whole").mkdir()
+    whole = play(simulation, tmp_path / "whole", Listening())
+    resumed = record(simulation, tmp_path, resume=True)
+    assert_equal(resumed.server, whole.server)
+    for name in (files.CLIENTS, "class_accuracy.csv"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+class Shown(Tracker):
+    """A tracker with a state, which fails in round 1."""
+
+    def __init__(self):
+        self.state = {}
+
+    def after_round(self, record):
+        if record.round == 1:
+            raise OSError("full")
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_states_of_trackers_are_kept_without_them(tmp_path):
+    """They are needed when the run has the tracker again. A callback's own state is refused."""
+    shown = Shown()
+    shown.state = {"id": "a"}
+    play(make_simulation(), tmp_path, shown)
+    saved = checkpoint.load(tmp_path).state
+    assert saved["callbacks"] == {shown.key: {"id": "a"}}
+    other = Callbacks([Listening()])
+    other.load_states(saved)
+    assert other.states()["callbacks"][shown.key] == {"id": "a"}
+    again = Shown()
+    Callbacks([again]).load_states(saved)
+    assert again.state == {"id": "a"}
+
+    with pytest.raises(ConfigError, match=r"the checkpoint has a state of \S+Listening, which"):
+        Callbacks([again]).load_states({"callbacks": other.states()["callbacks"]})
+    Callbacks([]).load_states({"callbacks": {"one without a state": {}}})
+
+
+def test_id_of_a_run_in_wandb_is_read_from_earlier_checkpoints():
+    tracker, saved = WandbTracker(None), {"callbacks": {}, "wandb_id": "abc"}
+    Callbacks([tracker]).load_states(saved)
+    assert tracker.state_dict() == {"id": "abc"}
 
 
 class Wrong(Callback):
@@ -78,7 +151,8 @@ class Wrong(Callback):
     def after_round(self, record):
         if self.kind == "model":
             next(iter(record.model["params"].values())).zero_()
-        return True if self.kind == "reason" else None
+        self.ends_runs = self.kind != "undeclared"
+        return {"reason": True, "undeclared": "enough"}.get(self.kind)
 
     def after_task(self, record):
         if self.kind == "model in after_task":
@@ -94,6 +168,7 @@ class Wrong(Callback):
         ("model", "a callback changed the global model"),
         ("model in after_task", "a callback changed the global model"),
         ("reason", "after_round returned True; must be a text"),
+        ("undeclared", r"Wrong ended the run \(enough\), but .+ does not declare ends_runs"),
         ("state", r"\['best'\]: is a numpy\.float64, which a resumed run could not read"),
     ],
 )
@@ -105,7 +180,7 @@ def test_callback_that_would_spoil_a_run_is_rejected(tmp_path, kind, message):
 def test_callbacks_of_one_class_have_a_state_each(tmp_path):
     callbacks = [Listening(), Listening(), Wrong("nothing")]
     callbacks[1].calls.append("another")
-    recorder = Recorder(tmp_path, make_simulation(), callbacks, None)
+    recorder = Recorder(tmp_path, make_simulation(), Callbacks(callbacks), None)
     run_rounds(recorder.simulation, recorder.simulation.initial_state(), recorder)
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)["callbacks"]
     read = {name: saved[name] for name, each in name_states(callbacks).items()}
@@ -118,12 +193,13 @@ OWN = """
 from fedexp.trackers.base import Callback, CallbackConfig, Tracker, TrackerConfig
 
 class Counter(Callback):
-    seen = 0
+    def __init__(self, last):
+        self.seen, self.last = 0, last
 
     def after_round(self, record):
         self.seen += 1
         record.analysed["seen"] = self.seen
-        return "seen 3" if self.seen == 3 else None
+        return f"seen {self.last}" if self.seen == self.last else None
 
     def state_dict(self):
         return {"seen": self.seen}
@@ -135,8 +211,11 @@ class Counter(Callback):
         print("seen", self.seen)
 
 class Counting(CallbackConfig):
+    ends_runs = True
+    last: int = 3
+
     def create(self):
-        return Counter()
+        return Counter(self.last)
 
 class Shown(Tracker):
     def after_round(self, record):
@@ -154,6 +233,7 @@ def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, 
     for group, name in (("callback", "Counting"), ("tracker", "Showing")):
         (here / "conf_mine" / group).mkdir(parents=True)
         option = f"# @package {group}.mine\n_target_: counting.{name}\n"
+        option += "last: 3\n" * (group == "callback")
         (here / "conf_mine" / group / "mine.yaml").write_text(option)
     options = [*SMALL, "callback=mine", "tracker=mine", "rounds=6"]
     run = fedexp.run(options, directory=here / "run", config_dir=here / "conf_mine")
@@ -162,9 +242,27 @@ def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, 
     printed = capsys.readouterr().out
     assert "seen 3" in printed
     assert "shown {'seen': 3}" in printed
+    limited = [f"resume={run.directory}", "callback.mine.last=5"]
+    longer = fedexp.run(limited, config_dir=here / "conf_mine")
+    assert longer.summary["stopped"] == {"by": "callback", "reason": "seen 5"}
+    assert longer.config["callback"]["mine"]["last"] == 5
     again = fedexp.run([f"resume={run.directory}"], config_dir=here / "conf_mine")
     assert again.summary["status"] == "completed"
     assert "seen 7" in capsys.readouterr().out
+
+
+def test_job_that_a_callback_stopped_is_done_for_the_same_command(here: Path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(here)
+    (here / "counting.py").write_text(OWN)
+    (here / "conf_mine/callback").mkdir(parents=True)
+    option = "# @package callback.mine\n_target_: counting.Counting\nlast: 3\n"
+    (here / "conf_mine/callback/mine.yaml").write_text(option)
+    command = ["--multirun", "--config-dir=conf_mine", *SMALL, "rounds=5", "stop.minutes=30"]
+    command += ["hydra.sweep.dir=s"]
+    for callback, jobs in (("mine", [2]), ("mine", [2]), ("none", [2, 5])):
+        assert main.main([*command, f"callback={callback}"]) == 0
+        found = [RunDirectory(path).summary["rounds"] for path in job_directories(here / "s")]
+        assert sorted(found) == jobs
 
 
 def test_option_that_creates_no_callback_is_named():

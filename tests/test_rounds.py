@@ -13,7 +13,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
-from fedexp.trackers.base import Tracker
+from fedexp.trackers.base import Callbacks, Tracker
 from fedexp.training.evaluation import local_accuracy
 from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite, sample
 from fedexp.training.recorder import (
@@ -215,7 +215,7 @@ def test_trackers_do_not_see_unused_test_set(tmp_path):
     simulation = make_simulation(validation=Validation(fraction=0.25, per_client=False), sizes=(9,))
     tracker = Tracker()
     tracker.after_round = lambda record: setattr(tracker, "record", record)
-    recorder = Recorder(tmp_path, simulation, [tracker], None)
+    recorder = Recorder(tmp_path, simulation, Callbacks([tracker]), None)
     record_initial(simulation, simulation.initial_state(), recorder)
     assert tracker.record.class_accuracy is None
     assert tracker.record.records.keys() == {"validation"}
@@ -224,7 +224,7 @@ def test_trackers_do_not_see_unused_test_set(tmp_path):
 
 def test_round_without_evaluation_has_no_test_values(tmp_path):
     simulation = make_simulation(rounds=4, eval_interval=2)
-    recorder = Recorder(tmp_path, simulation, [], None)
+    recorder = Recorder(tmp_path, simulation, Callbacks([]), None)
     run_rounds(simulation, simulation.initial_state(), recorder)
     with open(tmp_path / files.ROUNDS, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,7 @@ def test_patience_counts_rounds_since_the_best_round():
 def answers(stop, *accuracy):
     """Return the answer of EarlyStop after each of these evaluated rounds."""
     callback, curve, found = EarlyStop(stop), [(0, 0.0)], []
+    callback.start(None)
     for number, value in enumerate(accuracy, 1):
         curve.append((number, value))
         records = {VALIDATION: SimpleNamespace(curve=curve)}
@@ -197,24 +199,35 @@ def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
 
 
 def test_stopped_run_counts_as_finished_for_the_same_options():
-    patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
-    timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
-    three, five = (
-        Stop(patience=3, metric=None, minutes=None),
-        Stop(patience=None, metric=None, minutes=5.0),
-    )
-    no_stop = Stop(patience=None, metric=None, minutes=None)
-    assert is_finished({"status": "completed"}, no_stop, True)
-    assert is_finished(patient, three, True)
-    assert not is_finished(patient, no_stop, False)
-    for patience, finished in ((2, True), (4, False)):  # a longer patience trains on
-        assert (
-            is_finished(patient, Stop(patience=patience, metric=None, minutes=None), True)
-            is finished
-        )
-    assert not is_finished(timed, five, True)  # resumed by name: it gets the minutes again
-    assert is_finished(timed, five, False)
-    assert not is_finished(timed, no_stop, False)
+    patient = stopped(by="patience", patience=3)
+    timed = stopped(by="minutes", minutes=5.0)
+    three = Stop(patience=3, metric=None, minutes=None)
+    five = replace(three, patience=None, minutes=5.0)
+    no_stop = replace(three, patience=None)
+    assert is_finished(SimpleNamespace(status="completed"), no_stop, [], True)
+    assert is_finished(patient, three, [], True)
+    assert is_finished(patient, replace(three, patience=2), [], True)
+    assert not is_finished(patient, replace(three, patience=4), [], True)  # trains on
+    assert not is_finished(patient, no_stop, [])
+    assert not is_finished(timed, five, [], True)  # resumed by name: it gets the minutes again
+    assert is_finished(timed, five, [])
+    assert not is_finished(timed, no_stop, [])
+
+
+def stopped(callbacks=(), **why):
+    """A run that has been stopped, with these options of the group `callback`."""
+    config = {"callback": {name: {} for name in callbacks}}
+    return SimpleNamespace(status="stopped", summary={"stopped": why}, config=config)
+
+
+def test_only_the_limit_that_ended_a_run_is_compared():
+    ended = stopped(["stopper"], by="callback", reason="enough")
+    five = Stop(patience=None, metric=None, minutes=5.0)
+    assert is_finished(ended, five, ["stopper"])
+    assert not is_finished(ended, five, [])  # of a version whose identities had no callbacks
+    assert not is_finished(ended, five, ["stopper"], True)
+    assert is_finished(stopped(by="callback", reason="of a metric"), five, [])
+    assert is_finished(stopped(by="patience", patience=3), replace(five, patience=3), ["stopper"])
 
 
 def test_study_of_another_experiment_is_rejected(tmp_path):

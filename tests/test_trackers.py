@@ -91,7 +91,7 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     track(tracker, make_info(tmp_path))
     (run,) = fake_wandb.runs
     assert run.asked["config"] == make_info(tmp_path).config
-    assert (run.asked["id"], run.asked["mode"]) == (tracker.run_id, "offline")
+    assert (run.asked["id"], run.asked["mode"]) == (id_of(tracker), "offline")
     assert (run.asked["name"], run.asked["project"]) == ("digits_fedntd", "fedexp")
     assert (run.asked["group"], run.asked["job_type"]) == ("sweep", "fedntd")
     assert run.asked["settings"].finish_timeout == 20
@@ -121,18 +121,23 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     assert capfd.readouterr() == ("", "")
 
 
+def id_of(tracker):
+    return tracker.state_dict()["id"]
+
+
 def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
     first, second = make_tracker(), make_tracker()
     first.start(make_info(tmp_path / "a"))
     first.abort()
-    track(second, make_info(tmp_path, wandb_id=first.run_id, first_round=1), range(2, 4))
+    second.load_state_dict(first.state_dict())
+    track(second, make_info(tmp_path, first_round=1), range(2, 4))
     before, after = fake_wandb.runs
-    assert before.asked["id"] == after.asked["id"] == first.run_id == second.run_id
+    assert before.asked["id"] == after.asked["id"] == id_of(first) == id_of(second)
     assert (before.asked["resume"], after.asked["resume"]) == (None, "allow")
     assert (before.code, after.code) == (1, 0)
     other = make_tracker()
     other.start(make_info(tmp_path / "b"))
-    assert other.run_id != first.run_id
+    assert id_of(other) != id_of(first)
 
 
 def test_run_without_a_saved_state_starts_again_under_its_id(tmp_path, fake_wandb):
@@ -140,9 +145,9 @@ def test_run_without_a_saved_state_starts_again_under_its_id(tmp_path, fake_wand
     first.start(make_info(tmp_path))
     first.abort()
     (folder,) = run_folders(tmp_path)
-    folder.rename(folder.with_name(f"run-20260101_120000-{first.run_id}"))  # of an earlier day
+    folder.rename(folder.with_name(f"run-20260101_120000-{id_of(first)}"))  # of an earlier day
     track(second, make_info(tmp_path))
-    assert second.run_id == first.run_id
+    assert id_of(second) == id_of(first)
     assert fake_wandb.runs[1].asked["resume"] == "allow"
 
 
@@ -155,8 +160,8 @@ def test_resumed_run_logs_the_rounds_that_wandb_lacks(
         fake_wandb.step = 11
     tracker = make_tracker(mode=mode)
     past = [make_record(number) for number in range(3)]
-    info = make_info(tmp_path, wandb_id="abc", first_round=2, resumed=True, past=lambda: past)
-    tracker.start(info)
+    tracker.load_state_dict({"id": "abc"})
+    tracker.start(make_info(tmp_path, first_round=2, resumed=True, past=lambda: past))
     tracker.after_round(make_record(3))
     tracker.abort()
     (run,) = fake_wandb.runs
@@ -204,7 +209,7 @@ def test_run_is_logged_offline_without_an_answer_from_the_server(
     tracker = make_tracker(mode="online")
     track(tracker, make_info(tmp_path))
     (run,) = fake_wandb.runs
-    assert run.asked["id"] == tracker.run_id
+    assert run.asked["id"] == id_of(tracker)
     (warning,) = warnings(caplog)
     assert warning == "W&B cannot be reached; the run continues offline (OSError: refused)"
 
@@ -328,7 +333,7 @@ def test_tracker_none_does_nothing(tmp_path):
         assert type(tracker) is Tracker
         track(tracker, make_info(tmp_path))
         tracker.abort()
-        assert tracker.run_id is None
+        assert tracker.state_dict() == {}
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["curves.png"]
     assert isinstance(make_config().create(), WandbTracker)
 

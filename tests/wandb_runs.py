@@ -97,7 +97,6 @@ def make_info(directory: Path, **changes) -> RunInfo:
         total_rounds=3,
         first_round=0,
         classes=CLASSES,
-        wandb_id=None,
     )
     return replace(info, **changes)
 

@@ -32,6 +32,7 @@ from PIL import Image
 HOME = Path(__file__).resolve().parents[1]
 # what differs between two equal runs, or says only how a run is stored
 IGNORED = {"seconds", "train_seconds", "lengths", "checksums", "spans", "wandb_id", "format"}
+IGNORED |= {"trackers"}  # which states of callbacks are trackers'
 # tables that earlier commits wrote in other formats, or not at all
 OTHER_TABLES = (
     *("local_class_accuracy", "personal_class_accuracy", "example_correct"),

@@ -26,6 +26,7 @@ from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.sequential import ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
+from fedexp.trackers.base import Callbacks
 from fedexp.training import exchange
 from fedexp.training.exchange import Exchange
 from fedexp.training.folder import read_state
@@ -222,4 +223,4 @@ def record(simulation: Simulation, directory: Path, resume: bool = False) -> Sta
     if found is not None:
         state = read_state(directory, found.state, simulation)
         state.status, lengths = "running", found.state["lengths"]
-    return run_rounds(simulation, state, Recorder(directory, simulation, [], lengths))
+    return run_rounds(simulation, state, Recorder(directory, simulation, Callbacks([]), lengths))

@@ -322,9 +322,9 @@ def job_status(job: Planned) -> str:
     if run.occupied:
         return "running"
     if run.has(files.SUMMARY):
-        # a run that was ended by `stop` continues if the job has different limits
-        stop = Stop(**job.composed.stop)
-        if run.status != "stopped" or is_finished(run.summary, stop, resumed=False):
+        # a run that was stopped continues if the job has different limits
+        config = job.composed
+        if run.status != "stopped" or is_finished(run, Stop(**config.stop), config.callback):
             return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
@@ -379,7 +379,6 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
         total_rounds=0,
         first_round=0,
         classes=(),
-        wandb_id=None,
     )
     guarded = Callbacks([tracker.create()])
     guarded.call("start", info)

@@ -21,12 +21,15 @@ UNSET = (None, "None")  # how `assigned_values` returns null
 SEARCH = "hydra/sweeper=optuna"
 
 
-def prepare(arguments: Sequence[str]) -> list[list[str]]:
+def prepare(arguments: Sequence[str], folders: Sequence[Path] = ()) -> list[list[str]]:
     """Return the arguments of each call of Hydra: one for each sweep, otherwise a single one.
+
+    folders: directories with the user's config groups, besides those that the arguments give.
 
     Raises ConfigError for what Hydra would accept without a message.
     """
-    check_same_names(config_folders(arguments))
+    folders = [*folders, *config_folders(arguments)]
+    check_same_names(folders)
     check_options(arguments)
     check_output(arguments)
     in_sweep = not MULTIRUN.isdisjoint(arguments)
@@ -48,7 +51,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         else:
             written.append(f"hydra.sweeper.{text}")
     if any(key_of(text) == "resume" for text in written):
-        written = forced_by_options(written)
+        written = forced_by_options(written, folders)
     # Hydra's parser does not accept flags between overrides
     written.sort(key=lambda text: "=" in text and not text.startswith("-"))
     check_flags(written)
@@ -66,13 +69,13 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def forced_by_options(arguments: Sequence[str]) -> list[str]:
+def forced_by_options(arguments: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Return arguments in which keys that only some options have are accepted with any option.
 
     The configuration that Hydra composes for `resume=` has the default options. The run has others,
     and `resumed_job` refuses what the run does not have.
     """
-    owners = known_keys(config_folders(arguments))
+    owners = known_keys(folders)
     return [f"{FORCED}{text}" if owners.get(text.partition("=")[0]) else text for text in arguments]
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config import launchers
-from fedexp.config.arguments import check_same_names, prepare
+from fedexp.config.arguments import prepare
 from fedexp.config.messages import explain
 from fedexp.config.options import conf_directory
 from fedexp.config.overrides import PLAIN, quoted
@@ -47,8 +47,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     ConfigError has the message that the command line would print.
     """
     folders = [] if config_dir is None else [config_dir.expanduser().absolute()]
-    check_same_names(folders)
-    (written,) = prepare(checked_overrides(overrides))
+    (written,) = prepare(checked_overrides(overrides), folders)
     if folders:
         written.append(f"hydra.searchpath=[{quoted(f'file://{folders[0]}')}]")
     with isolated_hydra():

@@ -8,11 +8,12 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedexp.core.errors import describe
+from fedexp.core.errors import ConfigError, describe
 from fedexp.core.limits import Checked, require_known_names
 from fedexp.core.storage import read_table
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
@@ -32,6 +33,7 @@ log = logging.getLogger("fedexp")
 # what a tracker could not do, by the method that failed
 DOES = {"start": "start", "after_round": "log a round"}
 LAST = ("finish", "abort")
+WANDB = "fedexp.trackers.wandb_tracker.WandbTracker"  # the name of the state of W&B
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class RunInfo:
     total_rounds: int
     first_round: int  # 0, or the round of the checkpoint that the run resumes from
     classes: tuple[str, ...]  # class names in the order of RoundRecord.class_accuracy
-    wandb_id: str | None  # the run's W&B id if it is resumed
     best_accuracy: float | None = None  # up to first_round if the run is resumed
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
     # the rounds up to first_round if the run is resumed, read from the files
@@ -117,6 +118,9 @@ class Callback:
         super().__init_subclass__(**options)
         require_known_names(cls)
 
+    # whether the callback may end the run; fedexp copies it from the callback's options
+    ends_runs: bool = True
+
     def start(self, info: RunInfo) -> None:
         """Called when the run starts or continues from a checkpoint."""
 
@@ -141,8 +145,9 @@ class Callback:
     def after_round(self, record: RoundRecord) -> "str | Mapping[str, Any] | None":
         """Called after the rows of a round have been written, also for round 0.
 
-        Return a reason to end the run after this round, or None to continue. A mapping is stored as
-        it is (`State.stopped`).
+        Return a reason to end the run after this round, or None to continue. The class of the
+        callback's options must declare `ends_runs` then. A mapping is stored as it is
+        (`State.stopped`).
         """
 
     def after_task(self, record: RoundRecord) -> None:
@@ -184,14 +189,6 @@ class Tracker(Callback):
 
     name: ClassVar[str] = "the tracker"  # used in messages
 
-    @property
-    def run_id(self) -> str | None:
-        """Return the id that the tracker needs to resume this run.
-
-        Return None if the tracker has no ids.
-        """
-        return None
-
 
 def name_states(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     """Return the callbacks by distinct names of their states: a class may be used several times."""
@@ -214,10 +211,40 @@ class Callbacks:
         self.members = list(members)
         self._started: list[Callback] = []
         self.names = {id(each): name for name, each in name_states(self.members).items()}
+        # states of trackers that failed or that the run no longer has, for when it has them again
+        self._kept: dict[str, dict[str, Any]] = {}
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of each callback, and return the results."""
-        found = []
+    def states(self) -> dict[str, Any]:
+        """Return the states of the callbacks, and which of them are trackers', for a checkpoint."""
+        found = {self.names[id(each)]: each.state_dict() for each in self.members}
+        shown = [self.names[id(each)] for each in self.members if isinstance(each, Tracker)]
+        return {"callbacks": self._kept | found, "trackers": [*self._kept, *shown]}
+
+    def load_states(self, saved: Mapping[str, Any]) -> None:
+        """Restore the states from a checkpoint.
+
+        Raises ConfigError if it has the state of a callback that the run does not have.
+        """
+        states, trackers = dict(saved["callbacks"]), {*saved.get("trackers", ())}
+        if saved.get("wandb_id"):  # where earlier versions stored it
+            states[WANDB] = {"id": saved["wandb_id"]} | states.get(WANDB, {})
+            trackers.add(WANDB)
+        members = {self.names[id(each)]: each for each in self.members}
+        for name, state in states.items():
+            if name in members:
+                members[name].load_state_dict(state)
+            elif name in trackers:
+                self._kept[name] = state
+            elif state:
+                raise ConfigError(
+                    f"callback: the checkpoint has a state of {name}, which this command does not"
+                    f" have (it has {', '.join(members) or 'no callbacks'}); select it, or start a"
+                    " new run"
+                )
+
+    def call(self, method: str, *arguments: Any) -> dict[Callback, Any]:
+        """Call a method of each callback, and return the result of each."""
+        found = {}
         # a second Ctrl+C, while W&B ends, must not leave the progress display, the last one, open
         for each in self.members[:: -1 if method == "abort" else 1]:
             if method in LAST:
@@ -227,11 +254,13 @@ class Callbacks:
             elif method == "abort" and each not in self._started:
                 continue
             try:
-                found.append(getattr(each, method)(*arguments))
+                found[each] = getattr(each, method)(*arguments)
             except Exception as error:
                 if not isinstance(each, Tracker) and method != "abort":
                     raise
                 self.members = [other for other in self.members if other is not each]
+                with suppress(Exception):
+                    self._kept[self.names[id(each)]] = each.state_dict()
                 log.warning(
                     "%s could not %s; the run continues without it (%s)%s",
                     each.name if isinstance(each, Tracker) else each.key,

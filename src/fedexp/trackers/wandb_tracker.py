@@ -100,14 +100,17 @@ class WandbTracker(Tracker):
         self._id: str | None = None
         self._known: str | None = None  # the id of an earlier part of this run
 
-    @property
-    def run_id(self) -> str | None:
-        return self._id
+    def state_dict(self) -> dict[str, Any]:
+        known = self._id or self._known
+        return {"id": known} if known else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._known = state.get("id")
 
     def start(self, info: RunInfo) -> None:
         self.info, self._last_round = info, info.first_round
         # a run without a saved state starts again, under the same id
-        self._known = info.wandb_id or last_wandb_id(info.directory)
+        self._known = self._known or last_wandb_id(info.directory)
         self._id = self._known or secrets.token_hex(4)
         self._run = self._open()
         if not info.resumed:

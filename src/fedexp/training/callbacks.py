@@ -22,6 +22,7 @@ from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir import kept_models
+from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, RoundRecord, RunInfo
 from fedexp.training.exchange import trained_models
 
@@ -49,13 +50,16 @@ def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
 class EarlyStop(Callback):
     """Ends a run whose accuracy no longer improves, or whose time is over.
 
-    The time limit `stop.minutes` is counted from the creation of this object.
+    The time limit `stop.minutes` is counted from `start`.
     """
 
     def __init__(self, stop: Stop):
-        self.stop, self._before = stop, time.perf_counter()
-        self.end = self._before + 60 * (stop.minutes or math.inf)
+        self.stop = stop
         self._recent: deque[float] = deque(maxlen=3)  # seconds of the last rounds
+
+    def start(self, info: RunInfo) -> None:
+        self._before = time.perf_counter()
+        self.end = self._before + 60 * (self.stop.minutes or math.inf)
 
     def after_round(self, record: RoundRecord) -> dict[str, Any] | None:
         now = time.perf_counter()
@@ -72,19 +76,27 @@ class EarlyStop(Callback):
         return None
 
 
-def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
-    """Return whether a command has nothing left to do for a run.
+def is_finished(
+    run: RunDirectory, stop: Stop, callbacks: Iterable[str], resumed: bool = False
+) -> bool:
+    """Return whether a command has nothing left to do for a run that has ended.
 
-    summary: the summary of the run.
-    stop: the `stop` options of the command.
+    Only the limit that ended the run is compared with the command's. A command that resumes the run
+    by name continues it after any other limit than `stop.patience`.
+
+    stop, callbacks: the `stop` options of the command, and its options of the group `callback`.
     resumed: whether the command resumes the run by name, not as a job of a sweep.
     """
-    if summary.get("status") != "stopped":
+    if run.status != "stopped":
         return True
-    why = summary.get("stopped") or {}
+    why = run.summary.get("stopped") or {}
     if why.get("by") == PATIENCE:
         return stop.patience is not None and stop.patience <= why.get(PATIENCE, 0)
-    return not resumed and stop.minutes == why.get(MINUTES)
+    if resumed:
+        return False
+    if why.get("by") == MINUTES:
+        return stop.minutes == why.get(MINUTES)
+    return {*callbacks} == {*run.config.get("callback", {})}
 
 
 def stop_reason(summary: Mapping[str, Any]) -> str:
@@ -161,6 +173,7 @@ def create_all(options: Iterable[CallbackConfig], kind: type[CallbackType]) -> l
                 f"{type(each).__name__}: create returns {made!r}, but must return a"
                 f" {kind.__module__}.{kind.__name__}"
             )
+        made.ends_runs = each.ends_runs
         found.append(made)
     return found
 

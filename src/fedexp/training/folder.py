@@ -41,9 +41,9 @@ from fedexp.training.summary import environment
 
 log = logging.getLogger("fedexp")
 
-# options that may change when a run is extended
+# options that may change when a run is extended, and the start of the keys of others
 LENGTH = ("rounds", "scenario.rounds_per_task")
-EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
+STOPS = ("stop.", "callback.")
 
 
 class RunFolder:
@@ -62,7 +62,7 @@ class RunFolder:
         self.run = RunDirectory(job.directory)  # before this job
         self.by_name = built.settings.resume is not None
         self.continues = False  # whether the job continues the run in the directory
-        self.extends = False  # whether it changes an EXTENDABLE value of the run
+        self.extends = False  # whether it changes the run's number of rounds or limits
         self.origin: dict[str, Any] = {}  # of the run that continues, later of this job
         self.saved: checkpoint.Saved | None = None  # from which the run continues
         self.checksums: dict[str, str] = {}  # of the data, see `data_checksums`
@@ -89,9 +89,7 @@ class RunFolder:
         self.continues = self.by_name or (not alone and self.run.resumable)
         if self.continues:
             self.origin = origin.read(self.directory)
-            before = self.origin["values"]
-            self.extends = any(before.get(key) != self.values.get(key) for key in EXTENDABLE)
-            self._check_values()
+            self._check_values(origin.differences(self.origin, self.values))
         elif alone and self.built.settings.accept_changed_data:
             raise ConfigError(
                 "accept_changed_data=true: can only be used with resume=<run directory>, or to"
@@ -100,17 +98,20 @@ class RunFolder:
         elif alone:
             self._require_new()
 
-    def _check_values(self) -> None:
+    def _check_values(self, differing: Mapping[str, str]) -> None:
         """Check that the run was started with the values of this job.
 
         Only a run that is resumed by name may be given more rounds. If a job of a sweep was given
         more rounds and finished, the sweep accepts it and logs a warning.
+
+        differing: a description of each value that differs, by its key.
         """
-        differing = origin.differences(self.origin, self.values)
-        extends = differing.keys() <= set(EXTENDABLE)
-        if differing and self.job.sweep is None and extends:
-            self._check_extension()
-        elif extends and self.run.finished:
+        changed = [key for key in differing if key in LENGTH or key.startswith(STOPS)]
+        self.extends = bool(changed)
+        extends_only = len(changed) == len(differing)
+        if self.extends and self.job.sweep is None and extends_only:
+            self._check_extension(changed)
+        elif extends_only and self.run.finished:
             for line in differing.values():
                 log.warning(
                     "%s: the run was extended, but still counts as a job of this sweep: %s",
@@ -123,11 +124,11 @@ class RunFolder:
                 + "\n  ".join(differing.values())
             )
 
-    def _check_extension(self) -> None:
-        """Raise ConfigError if the run cannot be extended."""
+    def _check_extension(self, changed: Sequence[str]) -> None:
+        """Raise ConfigError if the run cannot be extended. changed: the keys that differ."""
         before, rounds, last = self.origin["values"], self.values.get("rounds"), self.run.last_round
         problem = ""
-        if any(before.get(key) != self.values.get(key) for key in LENGTH):
+        if not {*changed}.isdisjoint(LENGTH):
             schedule = before.get("local.schedule")
             if find_task_partitions(self.directory):
                 problem = "a run with several tasks cannot be given more rounds"
@@ -164,7 +165,8 @@ class RunFolder:
         """Whether nothing is left to do for this job."""
         if not self.is_extension or (self.job.sweep is None and self.extends):
             return False
-        return is_finished(self.run.summary, self.built.stop, self.by_name)
+        built = self.built
+        return is_finished(self.run, built.stop, built.values["callback"], self.by_name)
 
     def show_result(self) -> dict[str, Any]:
         """Say that nothing is left to do, and return the summary of the run.

@@ -21,7 +21,7 @@ from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
 from fedexp.metrics.tasks import FORMULAS, TaskHistory
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.csv_files import CsvFile
-from fedexp.trackers.base import Callback, Callbacks, RoundRecord
+from fedexp.trackers.base import Callbacks, RoundRecord
 from fedexp.training.callbacks import CALLBACK
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
@@ -30,16 +30,17 @@ SAVING_SHARE = 0.05  # largest share of the time for checkpoints if checkpoint_i
 
 
 class Recorder:
-    """Writes the results of a run to its directory.
+    """Shows each round to all that observe a run, before the next round starts.
 
-    Each round is written before the next round starts.
+    These are, in this order, the tables, the callbacks in their order, and the checkpoint. So a
+    checkpoint contains only rounds that all of them have seen.
     """
 
     def __init__(
         self,
         directory: Path,
         simulation: Simulation,
-        callbacks: Sequence[Callback],
+        callbacks: Callbacks,
         lengths: Mapping[str, int] | None,
     ):
         """Open the files.
@@ -48,7 +49,7 @@ class Recorder:
             it are removed. None for a new run.
         """
         self.directory, self.simulation = directory, simulation
-        self.callbacks, known = Callbacks(callbacks), lengths or {}
+        self.callbacks, known = callbacks, lengths or {}
         self.begin: Callable[[], None] | None = None  # called before anything is written
         self.files = {
             name: CsvFile(directory / name, columns, known.get(name))
@@ -57,9 +58,10 @@ class Recorder:
         self.writing_seconds = 0.0  # time for the last round
         self.saving_seconds = 0.0  # time for the last checkpoint
         self._saved_at = time.perf_counter()
+        self._seen: int | None = None  # the last round that all observers have seen
 
     def write(self, state: State, result: RoundResult | None = None) -> None:
-        """Write the results of a round to the files, and pass them to the callbacks.
+        """Write a round to the tables, pass it to the callbacks, and save a checkpoint if due.
 
         state: the state of the run after the round.
         result: the result of the round. None for the initial model.
@@ -70,8 +72,9 @@ class Recorder:
         self.begin_once()
         self._append_tests(state)
         self.files[files.ROUNDS].append([row])
-        self._call_back(state, row, result)
         self.files[files.CLIENTS].append(clients)
+        self._call_back(state, row, result)
+        self._seen = state.round
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
@@ -84,7 +87,7 @@ class Recorder:
 
     def wants_epochs(self, number: int) -> bool:
         """Return whether a callback reads the models after each local epoch of a round."""
-        return any(self.callbacks.call("wants_epochs", number))
+        return any(self.callbacks.call("wants_epochs", number).values())
 
     def _append_tests(self, state: State) -> None:
         for view, each in state.records.items():
@@ -103,11 +106,18 @@ class Recorder:
             result=result,
         )
         before = changes_in_place(tree.leaves(record.model))
-        for reason in filter(None, self.callbacks.call("after_round", record)):
+        for each, reason in self.callbacks.call("after_round", record).items():
+            if not reason:
+                continue
             if not isinstance(reason, str | Mapping):
                 raise ConfigError(
                     f"callback: after_round returned {reason!r}; must be a text, which is a reason"
                     " to end the run, or None"
+                )
+            if not each.ends_runs:
+                raise ConfigError(
+                    f"callback: {each.key} ended the run ({reason}), but the class of its options"
+                    " does not declare ends_runs = True, by which sweeps know that it may"
                 )
             if state.status == "running":
                 state.stop(
@@ -123,10 +133,11 @@ class Recorder:
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state, and the lengths and checksums of the tables.
 
-        Nothing is saved before a round has been recorded. An extended run that is interrupted
-        before its first new round thus stays complete.
+        Nothing is saved unless all observers have seen the last round, in particular before the
+        first one. An extended run that is interrupted before its first new round thus stays
+        complete, and a round in which a callback is interrupted is run again.
         """
-        if not state.record.rounds or self.begin is not None:
+        if self._seen != state.round:
             return
         start = time.perf_counter()
         # Sync the tables first, so that the checkpoint never records rows that are not yet on the
@@ -135,11 +146,9 @@ class Recorder:
             table.sync()
         lengths = {name: table.length for name, table in self.files.items()}
         sums = {name: table.checksum for name, table in self.files.items()}
-        names = self.callbacks.names
-        kept = {names[id(each)]: each.state_dict() for each in self.callbacks.members}
+        kept = self.callbacks.states()
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        saved = state.to_tree(versions)
-        saved |= {"lengths": lengths, "checksums": sums, "callbacks": kept}
+        saved = state.to_tree(versions) | {"lengths": lengths, "checksums": sums, **kept}
         checkpoint.save(self.directory, saved)
         state.clients.tidy()
         self._saved_at = time.perf_counter()

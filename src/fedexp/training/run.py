@@ -30,7 +30,6 @@ from fedexp.trackers.base import (
     RunInfo,
     Tracker,
     final_tables,
-    name_states,
     past_rounds,
 )
 from fedexp.trackers.progress import Progress
@@ -66,6 +65,7 @@ def train_run(job: Job) -> dict[str, Any]:
             return folder.show_result()
         simulation = assemble(folder)
         state = folder.restore(simulation)
+        callbacks = make_callbacks(folder)
         log_start(folder, simulation, state)
         # before files change, because a rank may lack the data
         held.enter_context(started_engine(simulation, state))
@@ -73,10 +73,10 @@ def train_run(job: Job) -> dict[str, Any]:
             files.remove_run(job.directory)
         held.enter_context(as_failure())
         held.enter_context(run_log(job.directory, early))
-        recorder = held.enter_context(recording(folder, simulation, state))
+        recorder = held.enter_context(recording(folder, simulation, state, callbacks))
         run_rounds(simulation, state, recorder)
         recorder.begin_once()  # if no round was left, such as with another stop.patience
-        return finish(folder, simulation, state, recorder.callbacks)
+        return finish(folder, simulation, state, callbacks)
 
 
 def assemble(folder: RunFolder) -> Simulation:
@@ -157,33 +157,42 @@ def place_states(simulation: Simulation, state: State) -> None:
         log.info("%s", sentence)
 
 
+def make_callbacks(folder: RunFolder) -> Callbacks:
+    """Return the callbacks of a run in the order in which they see a round.
+
+    These are the analyses and what options on the top level ask for, the user's own callbacks, the
+    trackers, and the console. Each has its state from the checkpoint.
+    """
+    job, built = folder.job, folder.built
+    own = create_all(built.callback, Callback)
+    trackers = create_all(built.tracker, Tracker)
+    console = Progress(None, not job.place.alone, "" if job.sweep is None else job.name)
+    callbacks = Callbacks([*callbacks_of(built), *own, *trackers, console])
+    if folder.saved is not None:
+        callbacks.load_states(folder.saved.state)
+    return callbacks
+
+
 @contextmanager
-def recording(folder: RunFolder, simulation: Simulation, state: State) -> Iterator[Recorder]:
+def recording(
+    folder: RunFolder, simulation: Simulation, state: State, callbacks: Callbacks
+) -> Iterator[Recorder]:
     """Open the recorder and the callbacks of a run while the block runs.
 
     The callbacks are closed even if the block raises an exception. The files of a finished run that
     is extended do not change before the first of the new rounds is recorded.
     """
-    job, built = folder.job, folder.built
-    trackers = create_all(built.tracker, Tracker)
-    own = create_all(built.callback, Callback)
-    progress = Progress(None, not job.place.alone, "" if job.sweep is None else job.name)
-    callbacks: list[Callback] = [*callbacks_of(built), *own, *trackers, progress]
-    info = run_info(folder, simulation, state, callbacks)
-    saved = folder.saved.state if folder.saved else {"lengths": None, "callbacks": {}}
-    for name, each in name_states(callbacks).items():
-        if name in saved["callbacks"]:
-            each.load_state_dict(saved["callbacks"][name])
-    recorder = Recorder(folder.directory, simulation, callbacks, saved["lengths"])
+    info = run_info(folder, simulation, state, callbacks.members)
+    lengths = folder.saved.state["lengths"] if folder.saved else None
+    recorder = Recorder(folder.directory, simulation, callbacks, lengths)
     recorder.begin = partial(folder.begin, simulation)
     if not folder.is_extension:
         recorder.begin_once()
     try:
-        recorder.callbacks.call("start", info)
-        state.wandb_id = next((each.run_id for each in trackers if each.run_id), None)
+        callbacks.call("start", info)
         yield recorder
     except BaseException:
-        recorder.callbacks.call("abort")
+        callbacks.call("abort")
         raise
 
 
@@ -203,7 +212,6 @@ def run_info(
         total_rounds=simulation.rounds,
         first_round=state.round,
         classes=simulation.runtime.data.classes,
-        wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=folder.saved is not None,
         past=partial(past_records, folder.run, state, state.round, callbacks)
@@ -232,7 +240,8 @@ def finish(
     The file summary.json is written after the figures, so a run directory that contains it is
     complete.
     """
-    summary = summarise(folder, simulation, state, callbacks.call("summary"))
+    added = callbacks.call("summary").values()
+    summary = summarise(folder, simulation, state, [*added])
     if "hint" in summary:
         log.warning("algorithm=%s: %s", folder.job.choices["algorithm"], summary["hint"])
     pictures = draw_all(folder.directory, callbacks, summary)

@@ -26,7 +26,6 @@ SAVED = (
     "seconds",
     "status",
     "not_finite",
-    "wandb_id",
 )
 
 
@@ -101,7 +100,6 @@ class State:
     stopped: dict[str, Any] = field(default_factory=dict)
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
-    wandb_id: str | None = None
 
     def advance(self, result: RoundResult) -> None:
         """Update the state with the result of a round.
@@ -169,6 +167,7 @@ class State:
         client state. The client states are saved in separate files.
         """
         values = {name: getattr(self, name) for name in SAVED}
+        values["wandb_id"] = None  # earlier versions need the key
         return values | {"format": CHECKPOINT_FORMAT, "server": self.server, "clients": versions}
 
     @classmethod
