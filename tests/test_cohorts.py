@@ -82,6 +82,13 @@ FOUR = [0, 1, 2, 3]
         ("file.json", "{", "maps each round to a list of clients"),
         ("file.json", {"1": FOUR, "3": FOUR}, "round 2 is missing.*3 rounds"),
         ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', "1 appears twice"),
+        ("file.json", '{"1": [0, 1, 2, 3], "01": [0, 1, 2, 4]}', "a round appears twice"),
+        ("file.json", {str(k): FOUR for k in range(4)}, "round 0: rounds are counted from 1"),
+        (
+            "file.csv",
+            "round,client\n" + "".join(f"{k // 4},{k % 4}\n" for k in range(16)),
+            "round 0: rounds are counted from 1, .*; add 1 to each round",
+        ),
         (
             "file.json",
             GOOD | {"2": [0, 1, 2, 5]},

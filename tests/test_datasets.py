@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import tarfile
 import threading
 import urllib.error
@@ -24,10 +25,12 @@ import torch
 import torchvision
 from PIL import Image
 
+from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.augment import Transform
 from fedexp.data.datasets import Dataset
 from fedexp.data.types import ImageData, sort_classes
+from fedexp.training.prepare import prepare
 from toy_federation import CONF, composed
 
 # see test_text.py, test_hub.py
@@ -632,6 +635,21 @@ def test_train_and_test_must_have_the_same_class_folders(tmp_path):
     (root / "train" / "c").mkdir()
     with pytest.raises(ConfigError, match=r"train/c: contains no images"):
         load_folder(tmp_path)
+
+
+def test_test_images_that_clients_train_on_are_counted(tmp_path, caplog):
+    root = tmp_path / "images"
+    write_tree(root, {"a": 4, "b": 4}, splits=("train",))
+    options = ["dataset=image_folder", f"dataset.root='{root}'", f"data_dir='{tmp_path}'"]
+    options += ["dataset.size=16", "partition=iid", "num_clients=2", "tracker=none"]
+    caplog.set_level("INFO", "fedexp")
+    for number, changed in ((8, []), (6, ["000.png", "001.png"])):
+        shutil.copytree(root / "train", root / "test", dirs_exist_ok=True)
+        for k, name in enumerate(changed):
+            write_image(root / "test" / "a" / name, pixels(50 + k, 4, 4, 3))
+        prepare(build(composed(*options)))
+        assert f"{number} of the 8 test examples are equal to training examples" in caplog.text
+    assert load("digits", tmp_path).count_copies(np.arange(1437)) == 0
 
 
 # ---- the cache ----

@@ -71,12 +71,18 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
 
 
-def test_owner_column_of_texts_gives_the_natural_clients(datasets, tmp_path):
+def test_owner_column_of_texts_gives_the_natural_clients(datasets, tmp_path, caplog):
     train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": ["30", "4", "30"]}
     train["lacking"] = ["b", None, "b"]
     path = save(datasets, tmp_path / "texts", train, {"text": ["x"], "label": [1]})
     texts = (f"dataset.path='{path}'", "dataset.owner=writer_id")
     assert load("huggingface_text", tmp_path, *texts).owners.tolist() == [1, 0, 1]
+    assert not caplog.text
+    train["spaced"] = ["w3", "w3 ", "w4"]
+    path = save(datasets, tmp_path / "spaced", train, {"text": ["x"], "label": [1]})
+    spaced = load("huggingface_text", tmp_path, f"dataset.path='{path}'", "dataset.owner=spaced")
+    assert spaced.owners.tolist() == [0, 1, 2]
+    assert "dataset.owner=spaced: 'w3' and 'w3 ' are different clients" in caplog.text
     with pytest.raises(ConfigError, match="1 of the 3 training examples have no owner"):
         load("huggingface_text", tmp_path, texts[0], "dataset.owner=lacking")
 
@@ -159,6 +165,12 @@ def test_lists_of_labels_are_rejected():
 )
 def test_splits_that_number_classes_differently_are_matched_by_name(train, test, found):
     assert encode_labels(train, test, "label")[:2] == found
+
+
+def test_names_that_differ_in_white_space_are_said(caplog):
+    split = Split([0, 1], ["cat", "cat "])
+    assert encode_labels(split, split, "label")[2] == ("cat", "cat ")
+    assert "dataset.label=label: 'cat' and 'cat ' are different classes" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedexp
 from fedexp.core.errors import ConfigError
@@ -106,6 +107,43 @@ def test_measures_of_a_run_equal_its_summary(tmp_path):
 def test_input_that_needs_a_guess_is_rejected(accuracy, axes, words):
     with pytest.raises(ConfigError, match=words):
         fedexp.measure(accuracy, axes)
+
+
+def masked(values):
+    """A masked array whose values are 0 where they are missing, as a table of results may be."""
+    return np.ma.array(np.nan_to_num(values), mask=np.isnan(values))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        masked,
+        lambda values: [masked(row) for row in values],
+        lambda values: torch.tensor(values, dtype=torch.float64, requires_grad=True),
+        lambda values: [torch.tensor(row, dtype=torch.float64) for row in values],
+    ],
+)
+def test_masked_accuracies_are_not_tested_and_tensors_are_read(convert):
+    forgotten = [*MATRIX[:2], [NAN, 0.9, 0.7]]  # the first task was not tested at the end
+    for matrix in (MATRIX, forgotten):
+        wanted = fedexp.measure(matrix, TASKS)
+        assert fedexp.measure(convert(matrix), TASKS) == pytest.approx(wanted, nan_ok=True)
+    assert np.isnan(wanted["task_forgetting"])
+
+
+def test_masked_initial_accuracies_are_unknown():
+    starts = [[0.5, NAN], masked([0.5, NAN]), torch.tensor([0.5, NAN], requires_grad=True)]
+    found = [fedexp.measure(CLASSES, ROUNDS, initial=start) for start in starts]
+    assert found[0] == found[1] == found[2] == fedexp.measure(CLASSES, ROUNDS)
+    start = masked([0.3, NAN, 0.2])
+    assert np.isnan(fedexp.measure(MATRIX, TASKS, initial=start)["forward_transfer"])
+
+
+def test_half_precision_tensors_are_read_with_their_rounding():
+    rounded = torch.tensor(CLASSES, dtype=torch.bfloat16)
+    found = fedexp.measure(rounded, ROUNDS)
+    assert found == fedexp.measure(rounded.double().tolist(), ROUNDS)
+    assert found["forgetting"] == pytest.approx(0.05, abs=0.01)
 
 
 def test_initial_accuracies_have_the_length_of_a_row():

@@ -150,7 +150,7 @@ def read_rounds(path: Path) -> Rounds:
         raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
     try:
         text = path.read_text(encoding="utf-8")
-        return from_json(text) if path.suffix == ".json" else from_csv(text)
+        found = from_json(text) if path.suffix == ".json" else from_csv(text)
     except OSError as error:
         raise ConfigError(f"cohorts.path={path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
@@ -159,6 +159,12 @@ def read_rounds(path: Path) -> Rounds:
             ".csv": "a csv table with integers in the columns round and client",
         }
         raise ConfigError(f"{path}: must be {forms[path.suffix]} ({error})") from None
+    if (first := min(found, default=1)) < 1:
+        raise ConfigError(
+            f"{path}: round {first}: rounds are counted from 1, so a file that counts them from 0"
+            " would shift every cohort; add 1 to each round"
+        )
+    return found
 
 
 def from_json(text: str) -> Rounds:
@@ -166,7 +172,10 @@ def from_json(text: str) -> Rounds:
     table = json.loads(text, object_pairs_hook=without_repetitions)
     if isinstance(table, list):
         table = dict(enumerate(table, 1))
-    return {int(number): list(clients) for number, clients in table.items()}
+    found = {int(number): list(clients) for number, clients in table.items()}
+    if len(found) < len(table):
+        raise ValueError("a round appears twice")
+    return found
 
 
 def from_csv(text: str) -> Rounds:

@@ -5,6 +5,7 @@ version 4, it does not run code from data sets. `dataset.path` cannot be the nam
 library's built-in readers, because the reader `pandas` unpickles files from the working directory.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from fedexp.data.image_files import Form
 from fedexp.data.text import LabelledTexts, TextSource
 from fedexp.data.types import MISSING, TextData, number_labels, sort_classes
 
+log = logging.getLogger("fedexp")
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # common column names, which are tried in this order if `dataset.label` or `dataset.column` is null
 LABELS = ("label", "labels", "fine_label", "target", "class")
@@ -84,7 +86,8 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 def number_owners(train: Any, column: str) -> np.ndarray:
     """Return each training example's natural client, int [N], in the order of `sort_classes`.
 
-    Raises ConfigError if the column does not exist or lacks values.
+    Names that differ only in white space are said. Raises ConfigError if the column does not exist
+    or lacks values.
     """
     require_choice("dataset.owner", column, list(train.column_names))
     values = list(train[column])
@@ -97,7 +100,24 @@ def number_owners(train: Any, column: str) -> np.ndarray:
         raise ConfigError(
             f"{key}: all values must be texts, or all must be integers, but they are {names}"
         )
-    return np.array(number_labels(values, sort_classes(set(values)), key), np.int64)
+    owners = sort_classes(set(values))
+    warn_of_spaces(owners, key, "clients")
+    return np.array(number_labels(values, owners, key), np.int64)
+
+
+def warn_of_spaces(names: Sequence[Any], key: str, what: str) -> None:
+    """Warn of names that differ only in white space, because they are probably the same.
+
+    key: what gives the names. what: the things that they name.
+    """
+    found: dict[str, str] = {}
+    for name in map(str, names):
+        other = found.setdefault("".join(name.split()), name)
+        if other != name:
+            log.warning(
+                "%s: %r and %r are different %s, but differ only in white space",
+                *(key, other, name, what),
+            )
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
@@ -149,6 +169,7 @@ def encode_labels(
     else:
         known = list(range(len(names))) if names else sort_classes(set(raw[0]))
     y_train, y_test = (number_labels(labels, known, source) for labels in raw)
+    warn_of_spaces(names or known, source, "classes")
     return y_train, y_test, tuple(map(str, names or known))
 
 
@@ -216,16 +237,16 @@ class HuggingFaceImages(Hub, Dataset):
         def build() -> Arrays:
             x_train = self._images(train, column)
             x_test = x_train if test is train else self._images(test, column)
-            arrays = make_arrays((x_train, y_train), (x_test, y_test), classes)
-            owner = self.owner
-            return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}
+            return make_arrays((x_train, y_train), (x_test, y_test), classes)
 
         content = [str(split._fingerprint) for split in (train, test)] + [f"classes {classes}"]
         if (names := list_names(test, label)) != list_names(train, label):
             content += [f"test classes {names}"]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
         options |= {} if self.owner is None else {"owner": self.owner}
-        return load_cached(self.data_dir, self.name, content, options, build)
+        arrays = load_cached(self.data_dir, self.name, content, options, build)
+        owner = self.owner
+        return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return the decoded images, uint8 [n, height, width, channels]."""

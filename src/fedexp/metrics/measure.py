@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedexp.core.errors import ConfigError
 from fedexp.metrics import forgetting
@@ -18,8 +19,8 @@ def measure(
 ) -> dict[str, float]:
     """Return the measures of forgetting for a matrix of test accuracies.
 
-    accuracy: an array with two axes, or a list of lists. The values are in [0, 1]; nan means not
-    tested. The rows start after the first round or task.
+    accuracy: an array or tensor with two axes, or a list of lists. The values are in [0, 1]; nan,
+    or a mask, means not tested. The rows start after the first round or task.
 
     axes: the names of the two axes, in order. ("round", "class"): the global model's accuracy on
     each class in each evaluated round. ("task", "evaluated_task"): its accuracy on each task after
@@ -65,17 +66,17 @@ def read_accuracies(values: Any, name: str, axes: int) -> np.ndarray:
             " table.to_numpy()"
         )
     try:
-        array = np.asarray(values)
+        masked = np.ma.asarray(without_tensors(values))
     except ValueError as error:
         raise ConfigError(f"{name}: the rows must have equal lengths ({error})") from None
-    if array.dtype.kind not in "fiu":
+    if masked.dtype.kind not in "fiu":
         raise ConfigError(
             f"{name}: must contain only numbers, with nan for accuracies that were not tested; got"
-            f" {array.dtype}"
+            f" {masked.dtype}"
         )
-    if array.ndim != axes or not array.size:
-        raise ConfigError(f"{name}: must have {axes} axes and not be empty; got {array.shape}")
-    array = array.astype(np.float64)
+    if masked.ndim != axes or not masked.size:
+        raise ConfigError(f"{name}: must have {axes} axes and not be empty; got {masked.shape}")
+    array: np.ndarray = np.ma.filled(masked.astype(np.float64), np.nan)
     if np.isnan(array).all():
         raise ConfigError(f"{name}: is nan everywhere")
     for place in np.argwhere((array < 0) | (array > 1))[:1]:
@@ -85,6 +86,16 @@ def read_accuracies(values: Any, name: str, axes: int) -> np.ndarray:
             " with the numbers of rounds, tasks or classes"
         )
     return array
+
+
+def without_tensors(values: Any) -> Any:
+    """Replace tensors by arrays, also in lists. numpy cannot read all types and devices."""
+    if isinstance(values, list | tuple):
+        return [without_tensors(each) for each in values]
+    if not isinstance(values, torch.Tensor):
+        return values
+    found = values.detach().cpu()
+    return found.double().numpy() if found.is_floating_point() else found.numpy()
 
 
 def of_rounds(matrix: np.ndarray, start: np.ndarray) -> dict[str, float]:

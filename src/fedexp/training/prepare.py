@@ -1,6 +1,7 @@
 """Prepare a run from its configuration: load and partition the data, and build the model."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +39,7 @@ from fedexp.training.model_fit import (
     pass_normalisation,
     with_features,
 )
-from fedexp.training.simulation import Simulation
+from fedexp.training.simulation import Simulation, Stage
 
 log = logging.getLogger("fedexp")
 
@@ -66,6 +67,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     hardware.apply()
     data, stages = divide(built)
+    log_copies(data, stages)
     first, clients = stages[0].federation, built.settings.num_clients
     tasks = len(first.tasks)
     rounds = built.scenario.rounds_per_task * tasks
@@ -112,6 +114,16 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         for each in observer:
             each.check_run(simulation)
     return simulation
+
+
+def log_copies(data: Data, stages: Sequence[Stage]) -> None:
+    """Log how many test examples are equal to examples that clients train on, if there are any."""
+    parts = [part for stage in stages for part in stage.federation.parts]
+    if copies := data.count_copies(np.unique(np.concatenate(parts))):
+        log.info(
+            "dataset=%s: %s of the %s test examples are equal to training examples",
+            *(data.name, f"{copies:,}", f"{len(data.y_test):,}"),
+        )
 
 
 def warn_of_unused(built: Built) -> None:
