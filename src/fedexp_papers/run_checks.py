@@ -44,17 +44,15 @@ def tabulate_cohort_test(root: Path, table: pd.DataFrame) -> str:
     """Return FedKA's Table 3 with the accuracy on single cohorts.
 
     root: path of the checkout. table: of the sweep, from `readings.compare_everything`. Runs with
-    all clients or with another protocol are left out. If there are several seeds, their accuracies
-    are pooled.
+    another protocol are left out. If there are several seeds, their accuracies are pooled.
     """
     sweep = load_paper_sweep(PARTICIPATION)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
     with all_jobs(root / "multirun" / PARTICIPATION) as jobs:
         for run, line in jobs.items():
             _, fields = find_cell(sweep, run.overrides) or (None, {})
-            clients = run.config["num_clients"]
-            size = round(clients * run.config["participation"])
-            if run.finished and fields and size < clients and not find_departures(sweep, run, line):
+            size = round(run.config["num_clients"] * run.config["participation"])
+            if run.finished and fields and not find_departures(sweep, run, line):
                 key = (fields["participation"], fields["method"])
                 found.setdefault(key, []).append(cohort_accuracies(run.record(), size))
     rows = {}

@@ -53,8 +53,8 @@ def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
     parts = [f"{paper} {each.judged} of {each.published}" for paper, each in covered.items()]
     share = f"{100 * every.judged / every.published:.0f} %"
     coverage = (
-        f"**{every.judged} of the {every.published} published entries are judged ({share})**, by"
-        f" any reading: {', '.join(parts)}."
+        f"**{every.judged} of the {every.published} published entries are judged ({share})**,"
+        f" counting runs with other settings, too: {', '.join(parts)}."
     )
     return f"{markdown(shown, corner='paper')}\n{coverage}\n"
 

@@ -199,6 +199,7 @@ def test_marks_tell_the_strict_tolerance_from_wider_ones():
     assert cell(43.0, 3.14) == "43.00¹+ [40.00 tol. 3.14]"
     assert cell(43.0, 5.0) == "43.00¹+ [40.00 tol. 5.00]"
     assert cell(43.0, 6.0) == "43.00¹# [40.00 tol. 6.00]"
+    assert cell(43.0, 6.0, verdict="not judged: reduced protocol") == "43.00¹~ [40.00]"
     assert cell(50.0, 6.0, verdict="outside") == "50.00¹! [40.00 tol. 6.00]"
     assert cell(43.0, 3.14, n=2, std=1.0) == "43.00 ± 1.00+ [40.00 tol. 3.14]"
     never = {"unit": "rounds", "metric": "rounds_to_A", "printed": float("nan")}
