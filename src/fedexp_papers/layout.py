@@ -18,12 +18,13 @@ from fedexp_papers.judge import (
     strict_tolerance,
 )
 
-NO_VIEW = "not judged: no augmented view"
+NO_VIEW, BY_DEFINITION = "not judged: no augmented view", "not judged: by definition"
 STRICT, WITHIN, NOISE, ONE_SEED = "*", "+", "#", "¹"
 MARKS = {
     "outside": "!",
     "not judged: suspect print": "?",
     "not judged: reduced protocol": "~",
+    BY_DEFINITION: "=",
 }
 PLAIN_ONLY = "^"
 DEFAULT = f"{ABSOLUTE['percent']:g} points, {FORGETTING} of F or {RELATIVE:.0%} of rounds"
@@ -35,10 +36,11 @@ NOTES = {  # mark -> its explanation in the legend of a table
     "!": "outside the tolerance",
     "?": "not judged: the published value cannot be right",
     "~": "not judged: run with another protocol or with older code of the method",
+    "=": "not judged: the published value holds by definition",
     PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",
 }
-MARKED = re.compile(r"(?<=[\ddr])[¹*+#!?~^†‡]+")  # marks after a number, "failed" or "never"
+MARKED = re.compile(r"(?<=[\ddr])[¹*+#!?~=^†‡]+")  # marks after a number, "failed" or "never"
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
@@ -85,6 +87,8 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
     printed = "failed" if str(row["note"]).startswith("failed") else format_column(row, "printed")
     if not row["n"]:
         return "", printed
+    if row["verdict"] == BY_DEFINITION:
+        return printed, printed
     ours = format_column(row, "plain_last" if shows_plain(row) else "mean")
     if row["diverged"] == row["n"]:
         ours = "failed"

@@ -224,6 +224,9 @@ def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
             row = one(table, dataset="CIFAR-10", method=method, metric=metric)
             assert (row["mean"], row["verdict"]) == (value, verdict)
             assert layout.format_values(row)[0] == "never"
+    fedavg = table[(table["dataset"] == "CIFAR-10") & (table["method"] == "FedAvg")]
+    cell = layout.format_cell(fedavg.to_dict("records"))
+    assert cell == "100¹= 1.000= [100 1.000]"  # the first round with its accuracy of round 100
     # another seed reaches it
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka", "seed=1"], [0.6], seed=1)
     table = cells(tmp_path, "fedka_table2")
