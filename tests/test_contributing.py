@@ -84,7 +84,7 @@ def test_algorithm_example_of_the_page_can_be_run(workplace: Path, reference: pd
     assert (smoothed["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-@pytest.mark.parametrize("name", ["anchored", "reminded"])
+@pytest.mark.parametrize("name", ["anchored", "reminded", "plain_prox"])
 def test_algorithm_examples_that_keep_state_can_be_run(
     workplace: Path, reference: pd.DataFrame, name: str
 ):

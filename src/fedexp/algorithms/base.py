@@ -153,6 +153,8 @@ class FedAvg(Checked, prefix="algorithm."):
     # whether the algorithm has no global model; the clients' models are then tested instead, and
     # the results are means over all clients
     tests_clients: ClassVar[bool] = False
+    # whether clients train an ordinary module (`fedexp.algorithms.plain.PlainClient`)
+    plain: ClassVar[bool] = False
     # whether training examples are augmented, if the data set defines an augmentation
     augments: ClassVar[bool] = True
     # whether a pass leaves out batches that `local.drop_last` or batch norm excludes from training

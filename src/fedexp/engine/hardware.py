@@ -113,13 +113,13 @@ class Hardware(Checked, prefix="hardware."):
         return resolved
 
     def without_vmap(self, resolved: "Resolved", obstacle: str) -> "Resolved":
-        """Return the hardware for a model that the vectorised engine does not support.
+        """Return the hardware for a run that the vectorised engine does not support.
 
-        obstacle: why the model is not supported, for the message.
+        obstacle: why it is not supported, for the message.
 
         Raises ConfigError if the vectorised engine was requested.
         """
-        other = "another engine, because the vectorised engine does not support this model"
+        other = "another engine, because the vectorised engine does not support this run"
         wanted = self.engine != "vectorised"
         require(wanted, "hardware.engine", self.engine, f"{other}: {obstacle}")
         engine = "sequential" if resolved.engine == "vectorised" else resolved.engine

@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
@@ -276,6 +278,19 @@ def seeded_torch(seed: int) -> Iterator[None]:
             # without CUDA, torch.manual_seed also stores a stack trace, which takes milliseconds
             torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed `random` and NumPy's global generator while the block runs, and restore them."""
+    before, state = random.getstate(), np.random.get_state()  # noqa: NPY002 (what users call)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(state)  # noqa: NPY002
 
 
 @contextlib.contextmanager

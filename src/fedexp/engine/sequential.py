@@ -3,7 +3,9 @@
 The model is updated in place by torch's fused optimizer. Use this engine for debugging.
 """
 
+import copy
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -14,6 +16,14 @@ from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, overrides, require_unchanged, step_hooks
+from fedexp.algorithms.plain import (
+    Loader,
+    PlainClient,
+    PlainContext,
+    require_same_shapes,
+    require_tensors,
+    state_of,
+)
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError, describe
 from fedexp.core.rng import torch_seed
@@ -27,7 +37,7 @@ from fedexp.engine.base import (
     Shared,
     Trained,
 )
-from fedexp.engine.network import LiveNetwork, seeded_torch
+from fedexp.engine.network import LiveNetwork, seeded_globals, seeded_torch
 
 
 class ClientFailure(RuntimeError):
@@ -69,6 +79,7 @@ class ClientTraining:
         self.client, self.round = alone.clients[0], alone.round
         self.marks = alone.marks[0] if alone.marks else ()
         self.copies: list[Params] = []
+        self.outcome: PlainContext  # of a plain client
         self.data = ScheduledData(runtime, alone.schedules[0])
         own, self.kept = optimizers.split_state(alone.states[0])
         self.ctx = Context(
@@ -140,6 +151,8 @@ class ClientTraining:
     def train(self) -> Tensor:
         """Run the local steps and return the mean objective, or 0 if there are no steps."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
+        if isinstance(algorithm, PlainClient):
+            return self.fit(algorithm)
         own = overrides(algorithm, "local_step")
         params = live.snapshot() if own else live.params
         memory = optimizers.memory_of(params, ctx.local, self.kept)
@@ -157,6 +170,43 @@ class ClientTraining:
         if self.kept is not None:
             self.kept = memory
         return total / ctx.steps.clamp(min=1)
+
+    def fit(self, algorithm: PlainClient) -> Tensor:
+        """Let a plain client train a copy of the module, and return the loss."""
+        ctx, live = self.ctx, self.live
+        if self.marks:
+            raise ConfigError(
+                f"algorithm: {type(algorithm).__name__} trains in fit, whose local epochs cannot be"
+                " seen; leave out analysis.local_epochs"
+            )
+        self.outcome = PlainContext(
+            self.client,
+            self.round,
+            self.server,
+            ctx.lr,
+            ctx.local,
+            kept=tree.map(torch.clone, dict(ctx.client)),
+        )
+        if not self.data.steps:
+            return torch.zeros_like(ctx.steps)
+        # `fit` may change requires_grad, the mode or hooks, which the next client must not see
+        module = copy.deepcopy(live.module)
+        loader = Loader(self.data.batches(), self.data.steps, algorithm.epochs(ctx.local))
+        is_bf16, device = self.runtime.net.precision == "bf16", ctx.steps.device.type
+        precision = torch.autocast(device, torch.bfloat16) if is_bf16 else nullcontext()
+        with seeded_globals(torch.initial_seed()), precision:
+            loss = algorithm.fit(module, loader, self.outcome)
+        values = state_of(module)
+        require_same_shapes(state_of(live.module), values)
+        live.load(live.params | {k: v for k, v in values.items() if k in live.params}, values)
+        require_tensors(self.outcome.kept, "ctx.kept")
+        require_tensors(self.outcome.message, "ctx.message")
+        if not isinstance(loss, Tensor | float | int) or torch.as_tensor(loss).numel() != 1:
+            raise ConfigError(
+                f"algorithm: fit of {type(algorithm).__name__} returned {loss!r}; must be the mean"
+                " loss, a number"
+            )
+        return torch.as_tensor(loss, device=ctx.steps.device).detach().to(ctx.steps).reshape(())
 
     def step(self, memory: Tree, batch: Batch) -> Tensor:
         """Run FedAvg's local step, update the parameters in place, and return the loss."""
@@ -185,6 +235,8 @@ class ClientTraining:
 
         During the call, the network has the running statistics of the trained model.
         """
+        if self.algorithm.plain:
+            return {**self.outcome.message, "params": trained}, self.outcome.kept
         self.runtime.net.set_buffers(self.live.buffers())
         outcome = self.algorithm.finish(self.live, trained, self.data, self.ctx)
         self.runtime.net.set_buffers(self.server["buffers"])

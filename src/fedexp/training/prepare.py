@@ -20,12 +20,11 @@ from fedexp.data.partition import IID
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
-from fedexp.engine.hardware import Hardware, Resolved
+from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
-from fedexp.models import Model
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, load_data
 from fedexp.training.model_fit import (
@@ -76,7 +75,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     module, algorithm = make_model(built, data, first)
     inputs = first_inputs(data, torch.float32)
     fixed = not algorithm.needs_inputs and has_fixed_features(module, inputs)
-    hardware = fit_engine(built.model, built.hardware, hardware, module, data)
+    hardware = fit_engine(built, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to the batch size, so limit it to the number of training examples.
@@ -154,25 +153,25 @@ def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | 
     return cohorts
 
 
-def fit_engine(
-    model: Model, asked: Hardware, hardware: Resolved, module: nn.Module, data: Data
-) -> Resolved:
-    """Return the hardware. If the vectorised engine cannot train the model, replace the engine.
+def fit_engine(built: Built, hardware: Resolved, module: nn.Module, data: Data) -> Resolved:
+    """Return the hardware. If the vectorised engine cannot train the clients, replace the engine.
 
-    asked: the hardware options of the user.
     module: the network of the model.
     """
-    if not hardware.vectorises or model.vectorises:
+    model, algorithm, asked = built.model, built.algorithm, built.hardware
+    if not hardware.vectorises or (model.vectorises and not algorithm.plain):
         return hardware
     obstacle: str | None = f"{type(model).__name__} has vectorises = False"
-    if model.vectorises is None:
+    if algorithm.plain:
+        obstacle = f"each client of {type(algorithm).__name__} trains a module of its own"
+    elif model.vectorises is None:
         obstacle = find_obstacle(module, first_inputs(data, torch.float32))
     if obstacle is None:
         return hardware
     changed = asked.without_vmap(hardware, obstacle)
     log.info(
         "clients train one after another, because the vectorised engine does not support this"
-        " model: %s",
+        " run: %s",
         obstacle,
     )
     return changed
