@@ -3,9 +3,12 @@
 import ast
 import functools
 import re
+import zlib
 from pathlib import Path
 
 import pytest
+
+from fedexp.core.rng import generator_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "fedexp"
@@ -47,6 +50,44 @@ def imported(path):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+# Purposes whose keys have the number of a task, except the first: client 0 of the second task has
+# the validation stream of client 1 of the first one. This stays, since runs would change.
+WITH_TASK = {"shared", "validation", "public", "partition"}
+
+
+def purposes(package):
+    """(purpose, length of the key, or None if it varies) of each generator, by literal names."""
+    drawn = {"generator_for": 2, "torch_seed": 2, "generator": 1, "rng": 1}  # place of the key
+    for path in sorted(package.rglob("*.py")):
+        for node in nodes(path):
+            name = node.func if isinstance(node, ast.Call) else None
+            called = getattr(name, "id", getattr(name, "attr", None))
+            given = node.args[: drawn[called]][-1:] if called in drawn else []
+            if not given or isinstance(given[0], ast.Name | ast.Starred):
+                continue  # the function itself passes its arguments on
+            text = given[0].values[0] if isinstance(given[0], ast.JoinedStr) else given[0]
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                key = node.args[drawn[called] :]
+                varies = any(isinstance(part, ast.Starred) for part in key)
+                # the round is the first part of the key in hooks
+                yield text.value, None if varies else len(key) + (called in ("generator", "rng"))
+
+
+def test_each_purpose_of_random_numbers_has_keys_of_one_length():
+    """Keys with zeros at the end are equal: (1, 0) and (1,) give the same numbers."""
+    a, b = (generator_for(0, "x", *key).integers(2**60) for key in ((1, 0), (1,)))
+    assert a == b
+    lengths = {}
+    for package in (PACKAGE, *NEIGHBOURS):
+        for purpose, length in purposes(package):
+            lengths.setdefault(purpose, set()).add(length)
+    assert {"batches", "augment", "windows", "initial model", "FedFOMO validation"} <= set(lengths)
+    several = {name for name, found in lengths.items() if len(found) > 1 or None in found}
+    assert several == WITH_TASK
+    codes = {zlib.crc32(name.encode()) for name in lengths}
+    assert len(codes) == len(lengths), "two purposes share their numbers"
 
 
 def test_every_import_points_to_a_floor_below():

@@ -121,3 +121,67 @@ def test_report_names_the_best_value_of_each_method(tmp_path):
     assert "### Chosen values (highest accuracy in the last round, averaged over seeds)" in text
     assert "| FedKA | beta=0.01 | 57.00 |" in text
     assert "| FedProx | mu=1 | 40.00 |" in text
+
+
+def test_latex_has_the_tables_and_stays_up_to_date(tmp_path):
+    """Marks are commands, and names are escaped. A later report writes table.tex again."""
+    for seed in range(6):
+        for alpha, accuracy in ((0.1, 0.4), (1, 0.8)):
+            given = [f"alpha={alpha}", f"seed={seed}"]
+            make_run(tmp_path, ["algorithm=fedavg", *given], [0.1, accuracy], seed=seed)
+            status = "diverged" if (seed, alpha) == (5, 1) else "completed"
+            own = ["algorithm=my_{50%}", *given]
+            make_run(tmp_path, own, [0.1, accuracy - 0.1], status=status, seed=seed)
+    assert main(["report", str(tmp_path), "--no-figures", "--metrics", "accuracy"]) == 0
+    assert not (tmp_path / "table.tex").exists()
+    assert main(["report", str(tmp_path), "--no-figures", "--metrics", "accuracy", "--latex"]) == 0
+    text = (tmp_path / "table.tex").read_text()
+    first = text.partition("\\begin{table}")[0].splitlines()
+    assert [line for line in first if "&" in line] == [
+        r"Accuracy (\%) & alpha=0.1 & alpha=1 \\",
+        r"FedAvg & \textbf{40.00 $\pm$ 0.00} & 80.00 $\pm$ 0.00 \\",
+        r"my\_\{50\%\} & 30.00 $\pm$ 0.00 & 70.00 $\pm$ 0.00 (n=5)$^\dagger$ \\",
+    ]
+    assert r"\caption{Difference to FedAvg}" in text
+    assert r"my\_\{50\%\} & -10.00 [-10.00, -10.00], n=6 (11 of 12 pairs), p=0.031" in text
+    assert "alpha=1 FedAvg & 0.76 & 2 $\\pm$ 0 & 2 $\\pm$ 0" in text
+    flags = ("--baseline", "my_{50%}", "--no-figures", "--latex")
+    assert main(["report", str(tmp_path), *flags]) == 0
+    assert r"\caption{Difference to my\_\{50\%\}}" in (tmp_path / "table.tex").read_text()
+    make_run(tmp_path, ["algorithm=fedavg", "alpha=0.1", "seed=7"], [0.1, 0.4], seed=7)
+    assert main(["report", str(tmp_path), "--no-figures"]) == 0
+    assert "(n=6)" in (tmp_path / "table.tex").read_text()
+
+
+def test_latex_of_a_run_is_not_an_option(tmp_path, capsys):
+    """Its tables are always written for LaTeX, too."""
+    make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.1, 0.5])
+    (run,) = own_jobs(tmp_path)
+    assert main(["report", str(run.directory), "--latex"]) == 2
+    assert "--latex: is for the table of a sweep, but" in capsys.readouterr().err
+
+
+def test_accuracies_after_each_task_are_averaged_over_seeds(tmp_path):
+    """50, 60 and 70 % have the mean 60 and the deviation 10. A run that ended after a task counts
+    where it has values, and a diverged one does not."""
+    for seed, accuracy in enumerate((0.5, 0.6, 0.7, 0.1)):
+        ends = [{"task": 1, "accuracies": [accuracy, 0.0]}, {"task": 2, "accuracies": [0.4, 0.6]}]
+        status = "diverged" if seed == 3 else "completed"
+        for name, kept in (("fedavg", ends), ("fedntd", ends[: 1 + (seed > 0)])):
+            values = {"tasks": kept, "average_accuracy": 0.5, "status": status}
+            make_run(tmp_path, [f"algorithm={name}", f"seed={seed}"], [0.1], **values)
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    table = pd.read_csv(tmp_path / "task_means.csv").set_index("method")
+    first = table.loc["fedavg"].iloc[0]
+    assert first[["after_task", "evaluated_task", "n"]].tolist() == [1, 1, 3]
+    assert first[["accuracy", "accuracy_std"]].tolist() == pytest.approx([0.6, 0.1])
+    assert table.loc["fedntd", "n"].tolist() == [3, 3, 2, 2]
+    text = (tmp_path / "table.md").read_text()
+    part = text.partition("### Test accuracy after each task (%): FedNTD\n")[2].splitlines()
+    assert part[1] == "Mean ± standard deviation over 3 seeds, or over the number n in a cell."
+    assert part[3:7] == [
+        "| after | task 1 | task 2 |",
+        "| --- | --- | --- |",
+        "| 1 | 60.00 ± 10.00 | 0.00 ± 0.00 |",
+        "| 2 | 40.00 ± 0.00 (n=2) | 60.00 ± 0.00 (n=2) |",
+    ]

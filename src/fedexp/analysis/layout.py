@@ -1,4 +1,4 @@
-"""Format tables as Markdown and csv."""
+"""Format tables as Markdown, csv and LaTeX."""
 
 import re
 from collections.abc import Sequence
@@ -11,6 +11,12 @@ import pandas as pd
 SOME_DIVERGED = "†"  # mark of a value that leaves out seeds
 FORMULA = re.compile(r"[=+@\t\r-].")  # a spreadsheet runs a cell that starts like this
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
+
+IN_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", SOME_DIVERGED: r"$^\dagger$"}
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,31 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
         table = markdown(part.table, part.corner).strip()
         texts += filter(None, [title, part.about, table, part.legend])
     return "\n\n".join(texts) + "\n"
+
+
+def latex(part: Section) -> str:
+    """Format a table for LaTeX with the package booktabs.
+
+    The caption is its title. The explanations are comments above it.
+    """
+    corners = [latex_text(part.corner), *[""] * (part.table.columns.nlevels - 1)]
+    shown = part.table.rename_axis(columns=corners).rename_axis(index=None)
+    style = shown.style.format(latex_text)
+    for axis in (0, 1):
+        style = style.format_index(latex_text, axis=axis)
+    text = style.to_latex(
+        hrules=True,
+        caption=latex_text(part.title) or None,
+        column_format="l" + "r" * shown.shape[1],
+        multicol_align="c",
+    )
+    notes = "".join(f"% {note}\n" for note in (part.about, part.legend) if note)
+    return f"{notes}{text}"
+
+
+def latex_text(value: object) -> str:
+    """Return text for LaTeX with its special characters escaped, and bold letters as a command."""
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", str(value).translate(IN_LATEX))
 
 
 def heading(column: str) -> str:

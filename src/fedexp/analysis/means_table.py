@@ -34,6 +34,7 @@ class Layout:
     sort: str = ""  # "name" or a metric (best first); by default, the first metric
     transpose: bool = False
     baseline: str = ""  # the method that all others are compared with
+    latex: bool = False  # whether to write the tables for LaTeX, too
 
 
 def make_table(table: pd.DataFrame, layout: Layout) -> Section:
@@ -205,5 +206,7 @@ def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     add("--metrics", type=comma_list, default=(), help=metrics)
     add("--sort", default="", help="sort rows by name, or by a metric with the best first")
     add("--transpose", action="store_true", help="exchange rows and columns")
+    latex = "also write the tables for LaTeX, to table.tex, which later reports keep up to date"
+    add("--latex", action="store_true", help=latex)
     baseline = "method that all others are compared with (default: FedAvg, else the first)"
     add("--baseline", default="", metavar="NAME", help=baseline)

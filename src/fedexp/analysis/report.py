@@ -24,6 +24,7 @@ from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
 from fedexp.analysis.sweep_figures import KINDS
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
+from fedexp.analysis.task_means import average_tasks, task_sections
 from fedexp.config.named import search_path
 from fedexp.config.options import conf_directories
 from fedexp.core import storage
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
-DIFFERENCES = "differences.csv"
+DIFFERENCES, TASKS, LATEX = "differences.csv", "task_means.csv", "table.tex"
 ORIGIN = ("seeds", "commits", "hardware")  # the last columns of the page
 # columns whose names are no words -> their headings on the page
 HEADINGS = {
@@ -81,7 +82,7 @@ def write_report(
     jobs = own_jobs(directory)
     asked = Layout()
     if flags is not None:
-        asked = Layout(flags.metrics, flags.sort, flags.transpose, flags.baseline)
+        asked = Layout(flags.metrics, flags.sort, flags.transpose, flags.baseline, flags.latex)
     paths = write_tables(directory, jobs, asked)
     if not paths:
         return []
@@ -178,7 +179,7 @@ def finish_sweep(directory: Path, figures: bool) -> None:
 
 
 def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -> list[Path]:
-    """Write a sweep's table.csv, table.md, rounds_to_target.csv and differences.csv.
+    """Write a sweep's tables as csv, as Markdown in table.md and, if asked for, as LaTeX.
 
     Return the paths. Nothing is written if no run is finished. asked: the layout of table.md.
     """
@@ -197,15 +198,23 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     shown += compared_text
     if sweep is not None and sweep.choose:
         shown.append(choose_values(table, main_keys(every)[0]))
+    of_tasks = average_tasks(every)
+    shown += task_sections(of_tasks)
     head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
-    targets = layout.all_markdown(describe_targets(every))
+    targets = describe_targets(every)
     contents = {
         "table.csv": layout.csv(table),
-        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{targets}",
+        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n"
+        + layout.all_markdown(targets),
         "rounds_to_target.csv": layout.csv(rounds_to_targets(every)),
     }
-    (directory / DIFFERENCES).unlink(missing_ok=True)  # of an earlier report
+    for name in (DIFFERENCES, TASKS):
+        (directory / name).unlink(missing_ok=True)  # of an earlier report
     if compared_text:
         contents[DIFFERENCES] = layout.csv(compared.assign(baseline=baseline))
+    if len(of_tasks):
+        contents[TASKS] = layout.csv(of_tasks)
+    if asked.latex or (directory / LATEX).exists():
+        contents[LATEX] = "\n".join(map(layout.latex, [*shown, *targets]))
     return storage.write_texts(directory, contents)

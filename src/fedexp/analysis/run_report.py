@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.layout import Section, all_markdown, csv
+from fedexp.analysis.layout import Section, all_markdown, csv, latex
 from fedexp.config.values import make_group
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, typed_path, write_atomically
@@ -125,13 +125,3 @@ def task_table(file: TaskFile) -> pd.DataFrame:
 def formatted(values: pd.DataFrame) -> pd.DataFrame:
     """Return a table of fractions as text in per cent; undefined values are empty."""
     return values.map(lambda value: "" if np.isnan(value) else f"{100 * value:.2f}")
-
-
-def latex(part: Section) -> str:
-    """Format a table for LaTeX with the package booktabs. The caption is its title."""
-    shown = part.table.rename_axis(columns=part.corner).rename_axis(index=None)
-    return shown.style.format(escape="latex").to_latex(
-        hrules=True,
-        caption=part.title.replace("%", r"\%"),
-        column_format="r" * (1 + shown.shape[1]),
-    )

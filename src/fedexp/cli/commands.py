@@ -112,7 +112,7 @@ def check_layout(options: Namespace) -> None:
     reasons = [f"{path} is a run" for path in options.directories if (path / files.CONFIG).exists()]
     if options.out is not None or options.metric:
         reasons = ["--out and --metric write one row per run"]
-    for flag in ("metrics", "sort", "transpose", "baseline") if reasons else ():
+    for flag in ("metrics", "sort", "transpose", "baseline", "latex") if reasons else ():
         if getattr(options, flag):
             raise ConfigError(f"--{flag}: is for the table of a sweep, but {reasons[0]}")
 
