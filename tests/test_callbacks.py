@@ -1,5 +1,6 @@
 """Callbacks of a run: when they are called, what they see, how they end and resume a run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,7 @@ def test_interrupt_before_the_first_new_round_leaves_a_run_as_it_is(tmp_path):
     assert (tmp_path / files.CHECKPOINT).stat().st_mtime_ns == before
 
 
+@dataclass  # which makes it unhashable
 class Interrupted(Callback):
     """Interrupts a round as Ctrl+C or a dead rank would, between two other observers."""
 

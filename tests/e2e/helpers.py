@@ -56,7 +56,7 @@ def assert_same_run(first: Path, second: Path) -> None:
         pd.testing.assert_frame_equal(table(first, name), table(second, name))
     states = [torch.load(d / files.CHECKPOINT, weights_only=True) for d in (first, second)]
     for directory, state in zip((first, second), states, strict=True):
-        for key in ("lengths", "checksums", "seconds", "train_seconds", "wandb_id"):
+        for key in ("lengths", "checksums", "seconds", "train_seconds", "trackers"):
             state.pop(key, None)
         state["clients"] = dict(ClientStates(directory / files.CLIENT_STATES, state["clients"]))
     assert states[0].pop("status") == states[1].pop("status")

@@ -242,9 +242,9 @@ class Callbacks:
                     " new run"
                 )
 
-    def call(self, method: str, *arguments: Any) -> dict[Callback, Any]:
-        """Call a method of each callback, and return the result of each."""
-        found = {}
+    def call(self, method: str, *arguments: Any) -> list[tuple[Callback, Any]]:
+        """Call a method of each callback, and return each with its result."""
+        found = []
         # a second Ctrl+C, while W&B ends, must not leave the progress display, the last one, open
         for each in self.members[:: -1 if method == "abort" else 1]:
             if method in LAST:
@@ -254,7 +254,7 @@ class Callbacks:
             elif method == "abort" and each not in self._started:
                 continue
             try:
-                found[each] = getattr(each, method)(*arguments)
+                found.append((each, getattr(each, method)(*arguments)))
             except Exception as error:
                 if not isinstance(each, Tracker) and method != "abort":
                     raise

@@ -68,7 +68,7 @@ class RunFolder:
         self.checksums: dict[str, str] = {}  # of the data, see `data_checksums`
         # a new run's directory is locked late, because that creates it
         self.is_locked = job.sweep is not None or self.run.has(files.CONFIG)
-        self._held = ExitStack()
+        self._held, self._begun = ExitStack(), False
 
     def __enter__(self) -> Self:
         with self._held:
@@ -231,7 +231,13 @@ class RunFolder:
     # --- the inputs
 
     def begin(self, simulation: Simulation) -> None:
-        """Write the inputs of the run, and remove what an earlier attempt or the end has left."""
+        """Write the inputs of the run, and remove what an earlier attempt or the end has left.
+
+        Only the first call does so.
+        """
+        if self._begun:
+            return
+        self._begun = True
         with storage.storing(self.directory):
             for left in (files.ERROR, files.SUMMARY):
                 (self.directory / left).unlink(missing_ok=True)

@@ -42,15 +42,16 @@ class Recorder:
         simulation: Simulation,
         callbacks: Callbacks,
         lengths: Mapping[str, int] | None,
+        begin: Callable[[], None] = lambda: None,
     ):
         """Open the files.
 
         lengths: the lengths of the files as recorded in the checkpoint, so that rows written after
             it are removed. None for a new run.
+        begin: called before a round is written.
         """
-        self.directory, self.simulation = directory, simulation
+        self.directory, self.simulation, self.begin = directory, simulation, begin
         self.callbacks, known = callbacks, lengths or {}
-        self.begin: Callable[[], None] | None = None  # called before anything is written
         self.files = {
             name: CsvFile(directory / name, columns, known.get(name))
             for name, columns in table_columns(simulation).items()
@@ -69,7 +70,7 @@ class Recorder:
         start = time.perf_counter()
         row = round_row(self.simulation, state, result)
         clients = [] if result is None else list(client_rows(self.simulation, state, result))
-        self.begin_once()
+        self.begin()
         self._append_tests(state)
         self.files[files.ROUNDS].append([row])
         self.files[files.CLIENTS].append(clients)
@@ -79,15 +80,9 @@ class Recorder:
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
 
-    def begin_once(self) -> None:
-        """Call `begin`, if this has not happened yet."""
-        if self.begin is not None:
-            self.begin()
-            self.begin = None
-
     def wants_epochs(self, number: int) -> bool:
         """Return whether a callback reads the models after each local epoch of a round."""
-        return any(self.callbacks.call("wants_epochs", number).values())
+        return any(wants for _, wants in self.callbacks.call("wants_epochs", number))
 
     def _append_tests(self, state: State) -> None:
         for view, each in state.records.items():
@@ -106,7 +101,7 @@ class Recorder:
             result=result,
         )
         before = changes_in_place(tree.leaves(record.model))
-        for each, reason in self.callbacks.call("after_round", record).items():
+        for each, reason in self.callbacks.call("after_round", record):
             if not reason:
                 continue
             if not isinstance(reason, str | Mapping):

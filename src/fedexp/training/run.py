@@ -75,7 +75,7 @@ def train_run(job: Job) -> dict[str, Any]:
         held.enter_context(run_log(job.directory, early))
         recorder = held.enter_context(recording(folder, simulation, state, callbacks))
         run_rounds(simulation, state, recorder)
-        recorder.begin_once()  # if no round was left, such as with another stop.patience
+        folder.begin(simulation)  # if no round was left, such as with another stop.patience
         return finish(folder, simulation, state, callbacks)
 
 
@@ -184,10 +184,10 @@ def recording(
     """
     info = run_info(folder, simulation, state, callbacks.members)
     lengths = folder.saved.state["lengths"] if folder.saved else None
-    recorder = Recorder(folder.directory, simulation, callbacks, lengths)
-    recorder.begin = partial(folder.begin, simulation)
+    begin = partial(folder.begin, simulation)
+    recorder = Recorder(folder.directory, simulation, callbacks, lengths, begin)
     if not folder.is_extension:
-        recorder.begin_once()
+        begin()
     try:
         callbacks.call("start", info)
         yield recorder
@@ -240,8 +240,8 @@ def finish(
     The file summary.json is written after the figures, so a run directory that contains it is
     complete.
     """
-    added = callbacks.call("summary").values()
-    summary = summarise(folder, simulation, state, [*added])
+    added = [values for _, values in callbacks.call("summary")]
+    summary = summarise(folder, simulation, state, added)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", folder.job.choices["algorithm"], summary["hint"])
     pictures = draw_all(folder.directory, callbacks, summary)
