@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis.frame import describe_left_out, select_runs, tidy
+from fedexp.analysis.frame import describe_left_out, describe_replaced, select_runs, tidy
 from fedexp.analysis.layout import all_markdown, csv, markdown_text
 from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
@@ -81,7 +81,7 @@ def write_comparison(
     jobs: all jobs of the sweep. runs: the finished runs that count.
     """
     table = readings.join_readings(sweep, directory)
-    left_out = describe_left_out(jobs)
+    left_out = [*describe_left_out(jobs), *describe_replaced(directory)]
     head = make_heading(sweep, table)
     head += "".join(f"\n{markdown_text(line)}\n" for line in left_out)
     text = all_markdown(readings.report_sections(sweep, table))

@@ -31,6 +31,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import save_npz
 from fedexp.data.partitioned import partition_hash
 from fedexp.rundir import files
+from fedexp.rundir import jobs as jobs_file
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import own_jobs
 
@@ -59,14 +60,16 @@ def read_table(sweep: Path) -> dict[str, dict[str, Any]]:
 def all_jobs(sweep: Path) -> Iterator[dict[RunDirectory, Mapping[str, Any]]]:
     """Yield the jobs of a sweep itself (`own_jobs`) and the runs of its table of runs.
 
-    If a run has both a finished run directory and a line in the table, the directory is used. The
-    directories of other runs are temporary. The result maps each job to its line, which is empty
-    for a run directory, and is sorted by name. Raises ConfigError if the table is damaged.
+    Runs whose job another one has now are left out (`fedexp.rundir.jobs`). If a run has both a
+    finished run directory and a line in the table, the directory is used. The directories of other
+    runs are temporary. The result maps each job to its line, which is empty for a run directory,
+    and is sorted by name. Raises ConfigError if the table is damaged.
     """
+    replaced = jobs_file.read(sweep).replaced
     lines = {
         name: line
         for name, line in read_table(sweep).items()
-        if not RunDirectory(sweep / name).finished
+        if name not in replaced and not RunDirectory(sweep / name).finished
     }
     with TemporaryDirectory(prefix="fedexp-") as temporary:
         jobs: dict[RunDirectory, Mapping[str, Any]] = {

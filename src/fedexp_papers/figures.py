@@ -26,9 +26,9 @@ from fedexp.analysis.naming import (
     names,
     shared_overrides,
 )
-from fedexp.analysis.sweep import normalise
 from fedexp.analysis.sweep_figures import Setting, group_runs, slug
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.jobs import normalise
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import pictures
 from fedexp_papers.command import make_parser

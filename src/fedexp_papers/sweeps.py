@@ -26,13 +26,13 @@ from fedexp.analysis.sweep import (
     Fields,
     Sweep,
     load_sweep,
-    normalise,
     read_block,
     read_sweep,
     split_override,
 )
 from fedexp.config.options import conf_directories, list_options
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.jobs import normalise
 from fedexp.rundir.sweeps import sweep_name
 from fedexp_papers.rules import Rule, read_rule
 

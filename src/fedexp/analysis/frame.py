@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.groups import differing_values
 from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
-from fedexp.analysis.naming import names
+from fedexp.analysis.naming import differing, displayed, names
 from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
+from fedexp.rundir import jobs
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import replaced_jobs
 
 PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
 KEYS = ["setting", "method"]
@@ -148,18 +151,18 @@ def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
     return found
 
 
-def select_runs(jobs: Sequence[RunDirectory]) -> list[RunDirectory]:
+def select_runs(every: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the finished runs of a sweep that count: once per method and seed."""
-    finished = [run for run in jobs if run.finished]
+    finished = [run for run in every if run.finished]
     repeated = find_repeats(finished)
     return [run for run in finished if run.directory not in repeated]
 
 
-def describe_left_out(jobs: Sequence[RunDirectory]) -> list[str]:
+def describe_left_out(every: Sequence[RunDirectory]) -> list[str]:
     """Return one line for each job that failed or is counted once, with the reason."""
-    repeats = find_repeats([run for run in jobs if run.finished])
+    repeats = find_repeats([run for run in every if run.finished])
     lines = []
-    for run in jobs:
+    for run in every:
         if run.status == "failed":
             why = f"failed: {run.summary.get('error') or 'see error.txt'}"
         elif run.directory in repeats:
@@ -170,9 +173,47 @@ def describe_left_out(jobs: Sequence[RunDirectory]) -> list[str]:
     return lines
 
 
-def describe_states(jobs: Iterable[RunDirectory]) -> str:
+def describe_replaced(sweep: Path) -> list[str]:
+    """Return one line for all jobs of a sweep that other jobs replaced for the same reason."""
+    found: dict[str, list[str]] = {}
+    for run, new in replaced_jobs(sweep).items():
+        found.setdefault(describe_change(run, new), []).append(run.directory.name)
+    return [
+        f"Not in the tables: {', '.join(names)}: a later command has other runs for the same"
+        f" overrides ({change})"
+        for change, names in found.items()
+    ]
+
+
+def describe_change(old: RunDirectory, new: RunDirectory) -> str:
+    """Return the values and versions in which a run differs from the one that replaced it."""
+    for run, words in ((old, "it has no configuration"), (new, "which has not begun")):
+        if not run.config:
+            return words
+    pairs = differing_values(old, new)
+    versions = [(run.summary.get("versions") or {}).get("fedexp") for run in (old, new)]
+    if None not in versions and versions[0] != versions[1]:
+        pairs["fedexp"] = (versions[0], versions[1])
+    texts = [f"{key}: {before}, now {now}" for key, (before, now) in pairs.items()]
+    return "; ".join(texts) or "with equal values"
+
+
+def describe_earlier(sweep: Path, table: pd.DataFrame) -> str:
+    """Return a sentence that names the groups without a run of the sweep's last command, or "".
+
+    table: see `tidy`.
+    """
+    known = jobs.read(sweep)
+    numbers = [known.commands.get(run.directory.name, 0) for run in table["run"]]
+    latest = table.assign(command=numbers).groupby(KEYS, sort=False)["command"].max()
+    shown = displayed(differing(" ".join(name) for name in latest.index))
+    found = [name for name, last in zip(shown, latest, strict=True) if last < known.last_command]
+    return f"Not in the last command, but in an earlier one: {'; '.join(found)}." if found else ""
+
+
+def describe_states(every: Iterable[RunDirectory]) -> str:
     """Return a sentence that counts the runs by status, or "" if all runs are completed."""
-    found = Counter(run.status for run in jobs)
+    found = Counter(run.status for run in every)
     if not found.keys() - {"completed"}:
         return ""
     counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))

@@ -10,7 +10,9 @@ from hydra.utils import get_method
 
 from fedexp.analysis import layout
 from fedexp.analysis.frame import (
+    describe_earlier,
     describe_left_out,
+    describe_replaced,
     describe_states,
     main_keys,
     means,
@@ -185,7 +187,7 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     """
     sweep = find_sweep(directory, [*conf_directories(), *config_folders(directory)])
     runs = select_runs(jobs)
-    left_out = describe_left_out(jobs)
+    left_out = [*describe_left_out(jobs), *describe_replaced(directory)]
     for line in left_out:
         log.warning("%s: %s", directory, line)
     if not runs:
@@ -201,7 +203,8 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     of_tasks = average_tasks(every)
     shown += task_sections(of_tasks)
     head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
-    head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
+    lines = filter(None, [describe_earlier(directory, every), *left_out])
+    head += "".join(f"\n{layout.markdown_text(line)}\n" for line in lines)
     targets = describe_targets(every)
     contents = {
         "table.csv": layout.csv(table),

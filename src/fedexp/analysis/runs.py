@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # avoids importing pandas and torch, which is slow
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,15 @@ from fedexp.data.views import CLASSES, EXAMPLES
 from fedexp.rundir import files
 from fedexp.rundir.identity import flatten
 from fedexp.rundir.reader import RunDirectory, require_run
-from fedexp.rundir.sweeps import find_runs, job_directories, own_jobs
+from fedexp.rundir.sweeps import all_jobs, find_runs, job_directories, replaced_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedexp.analysis.networks import Classifier
     from fedexp.data.partitioned import Partition
+
+log = logging.getLogger("fedexp")
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,13 @@ class Sweep:
     """The runs in a directory.
 
     Iterating over a sweep yields each `Run`. `sweep[name]` returns a run by its name in `names`,
-    `sweep[0]` the first one.
+    `sweep[0]` the first one. A run is not current if a later command of the sweep has another run
+    for the same overrides, because a file of options or the version of a class has changed.
     """
 
     directory: Path
     members: tuple[Run, ...]
+    replaced: frozenset[Path] = frozenset()  # directories of the runs that are not current
 
     def __repr__(self) -> str:
         return f"Sweep('{display_path(self.directory)}', {plural(len(self), 'run')})"
@@ -241,19 +246,24 @@ class Sweep:
     def select(self, options: Mapping[str, Any] | None = None, **more: Any) -> Sweep:
         """Return the runs that have all of the given option values.
 
-        For example, select(algorithm="fedntd", seed=0). Keys with a dot must be given in a dict, as
-        in select({"local.lr": 0.1}). Raises ConfigError if no run matches.
+        For example, select(algorithm="fedntd", seed=0), or select(current=True) without replaced
+        runs. Keys with a dot must be given in a dict, as in select({"local.lr": 0.1}). Raises
+        ConfigError if no run matches.
         """
         found = list(self.members)
+        every = {run.directory: run._options | self._marks(run) for run in found}
         for key, value in {**(options or {}), **more}.items():
-            there = {run.directory: run._options.get(key) for run in found}
+            there = {run.directory: every[run.directory].get(key) for run in found}
             found = [run for run in found if there[run.directory] == value]
             if not found:
-                known = {name for run in self.members for name in run._options}
+                known = {name for each in every.values() for name in each}
                 values = ", ".join(sorted({str(each) for each in there.values()}))
                 hint = f"; existing values: {values}" if key in known else nearest(key, known)
                 raise ConfigError(f"{self.directory}: no run has {key}={value}{hint}")
-        return Sweep(self.directory, tuple(found))
+        return Sweep(self.directory, tuple(found), self.replaced)
+
+    def _marks(self, run: Run) -> dict[str, Any]:
+        return {"current": run.directory not in self.replaced}
 
     @cached_property
     def names(self) -> list[str]:
@@ -275,8 +285,9 @@ class Sweep:
     def runs(self) -> pd.DataFrame:
         """Return a table with one row per run, indexed by the runs' names.
 
-        Columns: the options that differ between the runs, the status, and the scalar values in
-        summary.json. Values from summary.json are nan for a run that has not ended.
+        Columns: the options that differ between the runs, the status, whether the run is current,
+        and the scalar values in summary.json. Values from summary.json are nan for a run that has
+        not ended.
         """
         import pandas as pd
 
@@ -285,15 +296,18 @@ class Sweep:
             single: dict[str, Any] = {
                 k: v for k, v in run._reader.summary.items() if isinstance(v, str | int | float)
             }
-            rows.append({"status": run.status} | {k: v for k, v in single.items() if k != "status"})
+            rows.append(single | {"status": run.status} | self._marks(run))
         table = pd.DataFrame(rows, index=self.options.index)
-        return self.options.join(table[[name for name in table if name not in self.options]])
+        first = ["status", "current"]
+        others = [name for name in table if name not in (*self.options, *first)]
+        return self.options.join(table[[*first, *others]])
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """Return the rounds.csv tables of all runs as one table.
 
-        Each row also contains the name of the run and the options that differ between the runs.
+        Each row also contains the name of the run, whether it is current, and the options that
+        differ between the runs.
         """
         import pandas as pd
 
@@ -301,7 +315,8 @@ class Sweep:
         for name, run in zip(self.names, self.members, strict=True):
             if (table := run._reader.rounds) is not None:
                 given = {k: v for k, v in self.options.loc[name].items() if k not in table}
-                head = pd.DataFrame([{"run": name} | given] * len(table), index=table.index)
+                row = {"run": name} | self._marks(run) | given
+                head = pd.DataFrame([row] * len(table), index=table.index)
                 parts.append(pd.concat([head, table], axis=1))
         return pd.concat(parts or [pd.DataFrame(columns=["run", "round"])], ignore_index=True)
 
@@ -331,15 +346,18 @@ def load_sweep(
 ) -> Sweep:
     """Load the runs of a sweep, or all runs in the subdirectories of another directory.
 
-    If a job reuses a complete run from a different sweep, that run is loaded. Outdated runs, runs
-    that the sweep did not make and copies are left out, and the log names them. config_dir: see
-    `load_run`. Raises ConfigError if the directory contains no run.
+    Runs that the sweep did not make and copies are left out, and the log names them. It also names
+    the runs that are not current; the column `current` marks them. config_dir: see `load_run`.
+    Raises ConfigError if the directory contains no run.
     """
     path = Path(directory).expanduser()
     is_sweep = bool(job_directories(path))
-    jobs = [job.directory for job in own_jobs(path)] if is_sweep else find_runs(path)
+    jobs = [job.directory for job in all_jobs(path)] if is_sweep else find_runs(path)
     if not jobs:
         reason = "contains no run" if path.is_dir() else "is not a directory"
         raise ConfigError(f"{path}: {reason}")
+    replaced = {old.directory: new for old, new in replaced_jobs(path).items()} if is_sweep else {}
+    for old, new in replaced.items():
+        log.warning("%s: not current: %s has its overrides now", old, new.directory.name)
     own = None if config_dir is None else Path(config_dir)
-    return Sweep(path, tuple(Run(job, own) for job in jobs))
+    return Sweep(path, tuple(Run(job, own) for job in jobs), frozenset(replaced))

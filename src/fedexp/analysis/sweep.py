@@ -16,7 +16,6 @@ All other keys, and the names below the value of an axis, are for other packages
 """
 
 import itertools
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fedexp.config.options import read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.rundir.jobs import normalise, normalise_value
 from fedexp.rundir.sweeps import sweep_name
 
 Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -216,27 +215,6 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
         wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
         raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
     return lists
-
-
-def normalise(override: str) -> str:
-    """Convert an override of a run to the form that is used in sweep files.
-
-    Hydra's sweeper escapes braces, capitalises truth values and rewrites numbers. This function
-    removes the backslashes, lowercases truth values and formats numbers as Python does.
-    """
-    key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}{equals}{normalise_value(value)}"
-
-
-def normalise_value(value: str) -> str:
-    """Format a decimal number as Python and Hydra's sweeper do, such as 0.001 for 1e-3.
-
-    Truth values are converted to lower case. Any other text is returned unchanged.
-    """
-    if value in ("True", "False"):
-        return value.lower()
-    is_decimal = NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
-    return str(float(value)) if is_decimal else value
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from optuna import distributions, samplers
 from optuna.trial import TrialState
 
 from fedexp.analysis.layout import csv
-from fedexp.cli.sweeps import Multirun
+from fedexp.cli.sweeps import Multirun, compose
 from fedexp.config.composition import without_hydra
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
@@ -28,6 +28,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.rundir.identity import digest, result_values
+from fedexp.rundir.lock import occupied
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
 
@@ -55,9 +56,10 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run the trials of a study, and write the results.
 
     arguments: the command's overrides. Raises ConfigError if the objective or the values to search
-    for are missing, or if the directory contains a different study.
+    for are missing, if the directory contains a different study, or if another process searches
+    there.
     """
-    config, directory = multirun.config, multirun.directory
+    config = multirun.config
     options = options_of(config)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
     if objective is None:  # test data are used only if the user asks for it
@@ -65,6 +67,16 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
             "hydra/sweeper=optuna: a search needs an objective: set validation.fraction=0.1 to"
             " maximise validation_accuracy, or objective=accuracy to maximise accuracy on test data"
         )
+    # another process would take the trials that run here for interrupted ones
+    with occupied(multirun.directory):
+        run_trials(multirun, options, objective, space, fixed)
+
+
+def run_trials(
+    multirun: Multirun, options: Options, objective: str, space: dict[str, Any], fixed: list[str]
+) -> None:
+    """Run the trials of a study that are left, and write the results. See `search`."""
+    config, directory = multirun.config, multirun.directory
     study = open_study(config, objective, space)
     begun = [trial.number for trial in study.get_trials(states=[TrialState.RUNNING])]
     done = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
@@ -80,7 +92,8 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
         begun += [study.ask(space).number for _ in range(count - len(begun))]
         numbers, begun = begun[:count], begun[count:]
         jobs = [[*fixed, *assigned(study, number)] for number in numbers]
-        results = multirun.launch(jobs, len(returns))
+        planned = list(compose(multirun, jobs, space, len(returns)))
+        results = multirun.launch(planned, len(returns))
         for number, result in zip(numbers, results, strict=True):
             tell(study, number, result, objective)
         returns += results

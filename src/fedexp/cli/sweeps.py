@@ -1,10 +1,11 @@
 """Run the jobs of a sweep: plan and check them, launch them, and report the results."""
 
 import logging
+import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from fedexp.analysis.naming import rounded
 from fedexp.analysis.sweep import expand, launches, load_sweep
 from fedexp.config.arguments import as_typed
 from fedexp.config.build import build
 from fedexp.config.composition import path_override, quoted, without_hydra
-from fedexp.config.launchers import check_installed
+from fedexp.config.launchers import RUN_NAME, check_installed, name_ends
 from fedexp.config.named import search_path
+from fedexp.config.overrides import key_of
 from fedexp.config.settings import Stop
 from fedexp.config.values import make_target
 from fedexp.core import interrupts
@@ -42,6 +45,7 @@ from fedexp.core.storage import display_path, read_csv
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
+from fedexp.rundir.jobs import job_options, record
 from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp.training.callbacks import is_finished
 from fedexp.training.checks import check, check_used
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 TABLES = ("table.csv", "rounds_to_target.csv", "differences.csv")  # of a report
+NAMED = ("dataset", "partition", "algorithm", "seed")  # keys that the names of all jobs have
+LONGEST = 80  # letters of further values in the name of a job
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Multirun:
     config: DictConfig  # composed from the overrides that all jobs share
     context: HydraContext
     task: TaskFunction
+    command: int | None = None  # number in jobs.json, once a job has been launched
 
     @classmethod
     def of(cls, sweeper: Any) -> "Multirun":
@@ -83,27 +90,26 @@ class Multirun:
         """The node `hydra.sweeper`."""
         return self.config.hydra.sweeper
 
-    def launch(
-        self, jobs: Sequence[Sequence[str]], first: int = 0, planned: "Sequence[Planned]" = ()
-    ) -> Sequence[JobReturn]:
+    def launch(self, jobs: "Sequence[Planned]", first: int = 0) -> Sequence[JobReturn]:
         """Run jobs and return their results. A job that failed does not stop the others.
 
-        jobs: the overrides of each job. first: the number of the first job. planned: jobs that need
-        not be composed again in this process.
+        first: the number of the first job.
         """
         context = self.context
         if self.config.hydra.runtime.choices["hydra/launcher"] == "basic":
-            loader: Any = ComposedJobs(context.config_loader, planned)
+            loader: Any = ComposedJobs(context.config_loader, jobs)
             context = HydraContext(loader, context.callbacks)
         interrupts.release()
         with self.continuing():
             self.share_cores(len(jobs))
             self.directory.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.config, self.directory / files.MULTIRUN)
+            launched = [(job.overrides, job.name) for job in jobs]
+            self.command = record(self.directory, launched, self.command)
             launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=context, task_function=self.task, config=self.config
             )
-            return launcher.launch(jobs, initial_job_idx=first)
+            return launcher.launch([job.arguments for job in jobs], initial_job_idx=first)
 
     def share_cores(self, jobs: int) -> None:
         """Run at most as many jobs at a time as there are, so that they use all cores."""
@@ -170,7 +176,7 @@ class ComposedJobs:
 
     def __init__(self, loader: ConfigLoader, jobs: "Sequence[Planned]"):
         self.loader = loader
-        self.composed = {tuple(job.overrides): job.composed for job in jobs}
+        self.composed = {tuple(job.arguments): job.composed for job in jobs}
 
     def load_sweep_config(self, master: DictConfig, overrides: list[str]) -> DictConfig:
         found = self.composed.pop(tuple(overrides), None)
@@ -194,26 +200,30 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     grids = [list(arguments)]
     if (name := multirun.options.sweep) is not None:
         grids = launches(load_sweep(name, search_path()), arguments)
-    every = [job for grid in grids for job in expand(grid)]
+    jobs = [list(expand(grid)) for grid in grids]
     if not preview:
-        print(f"checking {plural(len(every), 'job')}", flush=True)
-    jobs = check_jobs(multirun, every, shows=preview)
+        print(f"checking {plural(sum(map(len, jobs)), 'job')}", flush=True)
+    planned = check_jobs(multirun, jobs, shows=preview)
     if preview:
         return
     choices = multirun.config.hydra.runtime.choices
     check_installed(choices)
     away = "; output in .submitit/" if choices["hydra/launcher"].startswith("submitit") else ""
-    count = plural(len(jobs), "job")
+    count = plural(len(planned), "job")
     print(f"{display_path(multirun.directory)}: {count}{away}", flush=True)
-    multirun.finish(multirun.launch([job.overrides for job in jobs], planned=jobs))
+    multirun.finish(multirun.launch(planned))
 
 
 def check_set_once(arguments: Sequence[str]) -> None:
-    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last."""
+    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last, or
+    if a key has the same value twice."""
     given: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         key = override.key_or_group
         other = given.setdefault(key, override)
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
+        if twice := [value for value, count in Counter(values).items() if count > 1]:
+            raise ConfigError(f"{override.input_line}: has the value {twice[0]} twice")
         several = other.is_sweep_override() or override.is_sweep_override()
         if other is not override and several:
             raise ConfigError(
@@ -233,65 +243,132 @@ class Planned:
     overrides: Sequence[str]
     composed: DictConfig  # not resolved, including the node hydra
 
+    @property
+    def name(self) -> str:
+        """The path of the directory in that of the sweep."""
+        return str(self.composed.hydra.sweep.subdir)
 
-def compose(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> Iterator[Planned]:
-    """Yield a job for each new run directory.
+    @property
+    def arguments(self) -> list[str]:
+        """The overrides with which a launcher starts the job in its directory."""
+        return [*self.overrides, f"hydra.sweep.subdir={quoted(self.name)}"]
 
-    jobs: the overrides of each job.
+
+def compose(
+    multirun: Multirun, jobs: Sequence[Sequence[str]], swept: Collection[str], first: int = 0
+) -> Iterator[Planned]:
+    """Yield each job with its configuration and its directory.
+
+    jobs: the overrides of each job. swept: the keys that the jobs may set to different values.
+    first: the number of the first job.
     """
-    known: set[Path] = set()
-    for number, overrides in enumerate(jobs):
+    there = [path.name for path in multirun.directory.glob("*")]
+    for number, overrides in enumerate(jobs, first):
         config = multirun.context.config_loader.load_sweep_config(multirun.config, list(overrides))
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        name = str(config.hydra.sweep.subdir)
+        given: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+        if given["subdir"] == RUN_NAME:
+            start, end = name_ends(config)
+            # another command may have named the same job by other values
+            names = [name for name in there if name.startswith(start) and name.endswith(end)]
+            name = [*names, f"{start}{describe_values(overrides, swept)}{end}"][0]
+        else:
+            name = str(config.hydra.sweep.subdir)
         with read_write(config.hydra):
-            config.hydra.sweep.subdir = name  # so that it is not computed again
-        directory = multirun.directory / name
-        if directory not in known:
-            known.add(directory)
-            yield Planned(directory, overrides, config)
+            config.hydra.sweep.subdir = name
+        yield Planned(multirun.directory / name, overrides, config)
 
 
-def check_jobs(multirun: Multirun, jobs: Sequence[Sequence[str]], shows: bool) -> list[Planned]:
+def describe_values(overrides: Iterable[str], swept: Collection[str]) -> str:
+    """Return the values of swept keys as words in the name of a job's directory.
+
+    overrides: of the job.
+    """
+    last = Counter(key.rpartition(".")[2] for key in swept)
+    words = ""
+    for text in job_options(overrides):
+        key, _, value = text.partition("=")
+        if key not in swept or key in NAMED:
+            continue
+        name = key.rpartition(".")[2]
+        value = re.sub(r"[^A-Za-z0-9.+-]+", "-", rounded(value, 4)).strip("-")
+        joint = "" if value[:1].isdecimal() else "-"
+        word = f"_{name if last[name] == 1 else key}{joint}{value}"
+        if len(words) + len(word) <= LONGEST:  # the hash tells the jobs apart
+            words += word
+    return words
+
+
+def check_jobs(
+    multirun: Multirun, grids: Sequence[Sequence[Sequence[str]]], shows: bool
+) -> list[Planned]:
     """Compose and check every job without data, which takes a second or so for each.
 
-    jobs: the overrides of each job. shows: whether to print the jobs and their states.
+    grids: the overrides of each job of each grid. shows: whether to print the jobs and their
+    states.
 
-    Raises ConfigError with all messages, and the jobs that each of them is about. Raises
-    KeyboardInterrupt after the job at which a signal came.
+    A job that several grids have is returned once. Raises ConfigError with all messages, and the
+    jobs that each of them is about. Raises KeyboardInterrupt after the job at which a signal came.
     """
+    jobs = [job for grid in grids for job in grid]
     names = name_jobs(jobs)
-    width = max(map(len, names.values()), default=0)
-    planned = []
+    swept = {key_of(text) for name in names.values() for text in name}
+    width = max((len(" ".join(name)) for name in names.values()), default=0)
+    planned: dict[Path, tuple[int, Planned]] = {}  # with the number of the grid
     wrong: dict[str, list[str]] = {}
     counts: Counter[str] = Counter()
-    for job in compose(multirun, jobs):
-        planned.append(job)
-        name = names[tuple(job.overrides)] or job.directory.name
+    grid_of = [number for number, grid in enumerate(grids) for _ in grid]
+    for grid, job in zip(grid_of, compose(multirun, jobs, swept), strict=True):
+        name = " ".join(names[tuple(job.overrides)]) or job.directory.name
+        first, other = planned.setdefault(job.directory, (grid, job))
+        if first == grid and other is not job:
+            wrong.setdefault(describe_same(job, other), []).append(name)
+        if other is not job:
+            continue
         if shows:
             state = job_status(job)
             counts["done" if state in OVER else state.split()[0]] += 1
             print(f"{name:<{width}}  {state}", flush=True)
-        try:
-            check_job(job)
-        except ConfigError as error:
-            wrong.setdefault(str(error), []).append(name)
-        except Exception:
-            log.debug("%s: cannot be checked", name, exc_info=True)  # the job reports the error
+        for message in find_errors(job, name):
+            wrong.setdefault(message, []).append(name)
         interrupts.raise_received()
     if shows:
         others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
         print(f"{plural(len(planned), 'job')}: {counts['done']} done{''.join(others)}")
     if wrong:
         texts = [
-            f"{message}\n  (in {len(jobs_of)} of {plural(len(planned), 'job')}: {jobs_of[0]}"
+            f"{message}\n  (in {len(jobs_of)} of {plural(len(jobs), 'job')}: {jobs_of[0]}"
             f"{', ...' if len(jobs_of) > 1 else ''})"
             for message, jobs_of in wrong.items()
         ]
         raise ConfigError("\n".join([*texts, "no job has been started"]))
-    return planned
+    return [job for _, job in planned.values()]
+
+
+def describe_same(job: Planned, other: Planned) -> str:
+    """Return a message that names the keys in which two jobs with the same directory differ."""
+    keys = sorted({key_of(text) for text in {*job.overrides} ^ {*other.overrides}})
+    hint = ""
+    if "callback" in keys:
+        hint = "; a callback that may end runs must declare ends_runs"
+    return (
+        f"{', '.join(keys)}: the jobs that differ only here would have the same directory, because"
+        " it is named by the values that change a result (identity in docs/guide/run_directory.md);"
+        f" run a sweep for each value, with a hydra.sweep.dir of its own{hint}"
+    )
+
+
+def find_errors(job: Planned, name: str) -> list[str]:
+    """Return the message of `check_job` if the configuration of a job is invalid, or []."""
+    try:
+        check_job(job)
+    except ConfigError as error:
+        return [str(error)]
+    except Exception:
+        log.debug("%s: cannot be checked", name, exc_info=True)  # the job reports the error
+    return []
 
 
 def check_job(job: Planned) -> None:
@@ -307,10 +384,10 @@ def check_job(job: Planned) -> None:
         check_used(built.values, job.overrides)
 
 
-def name_jobs(jobs: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
-    """Name each job by its overrides that not all jobs have. jobs: the overrides of each job."""
+def name_jobs(jobs: Sequence[Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the overrides of each job that not all jobs have. jobs: the overrides of each job."""
     shared = set.intersection(*map(set, jobs)) if jobs else set()
-    return {tuple(job): " ".join(text for text in job if text not in shared) for job in jobs}
+    return {tuple(job): [text for text in job if text not in shared] for job in jobs}
 
 
 def job_status(job: Planned) -> str:

@@ -22,6 +22,7 @@ from fedexp.rundir.identity import digest, essential
 IS_OLD = hydra.__version__.startswith("1.3.")
 DEFAULTS: dict[str, Any] = {"version_base": "1.3"} if IS_OLD else {}
 REPLACE: dict[str, Any] = {} if IS_OLD else {"replace": True}  # a config of a plugin
+RUN_NAME = "${fedexp.run_name:}"  # the default of hydra.sweep.subdir
 # option of hydra/launcher or hydra/sweeper -> (needed module, extra that installs it)
 NEEDED = {
     "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
@@ -49,7 +50,7 @@ def register() -> None:
                 ours = OmegaConf.merge(store.load(f"hydra/{group}/{name}.yaml").node, ours)
             store.store(name, ours, f"hydra/{group}", provider="fedexp", **REPLACE)
     # Hydra copies the resolvers to launched processes
-    add_resolver("fedexp.run_name", lambda _root_: run_name(_root_))
+    add_resolver("fedexp.run_name", lambda _root_: "".join(name_ends(_root_)))
     add_resolver("fedexp.run_dir", lambda resume, new: new if resume is None else resume)
     add_resolver("fedexp.groups", describe_groups)
     add_resolver("fedexp.gpus", lambda: count_gpus())
@@ -79,10 +80,11 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def run_name(root: DictConfig) -> str:
-    """Return the name of a job's directory, <dataset>_<partition>_<algorithm>_seed<seed>_<hash>.
+def name_ends(root: DictConfig) -> tuple[str, str]:
+    """Return both ends of the name of a job's directory: <dataset>_<partition>_<algorithm> and
+    _seed<seed>_<hash>.
 
-    The name does not depend on the other jobs of the sweep.
+    They do not depend on the other jobs of the sweep.
 
     root: the composed configuration, including the node `hydra`.
     """
@@ -96,5 +98,4 @@ def run_name(root: DictConfig) -> str:
         identity = digest(essential(build(own)))
     except ConfigError:  # the job reports the error
         identity = hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()
-    start = f"{choices.dataset}_{partition}_{choices.algorithm}_seed{seed}"
-    return f"{start}_{identity[:8]}"
+    return f"{choices.dataset}_{partition}_{choices.algorithm}", f"_seed{seed}_{identity[:8]}"

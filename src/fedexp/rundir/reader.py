@@ -32,7 +32,7 @@ from fedexp.data.views import (
     name_in_view,
 )
 from fedexp.metrics.record import Record, by_round
-from fedexp.rundir import files
+from fedexp.rundir import files, origin
 from fedexp.rundir.lock import is_occupied
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """The run's configuration (config.yaml) as nested dicts."""
         return self._read(files.CONFIG, storage.read_mapping) or {}
+
+    @cached_property
+    def identity(self) -> dict[str, Any] | None:
+        """The values of origin.json that determine the results, by dotted key.
+
+        None for runs without this file, such as runs of fedexp 0.1.
+        """
+        return origin.read(self.directory)["values"] if self.has(origin.NAME) else None
 
     @cached_property
     def overrides(self) -> list[str]:

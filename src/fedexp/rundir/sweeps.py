@@ -1,4 +1,7 @@
-"""A sweep directory contains a directory for each job, and the name of the sweep (sweep.json)."""
+"""A sweep directory contains a directory for each job, and the name of the sweep (sweep.json).
+
+See `fedexp.rundir.jobs` for the jobs that its commands have launched.
+"""
 
 import logging
 import os
@@ -6,7 +9,7 @@ import re
 from pathlib import Path
 
 from fedexp.core import storage
-from fedexp.rundir import files
+from fedexp.rundir import files, jobs
 from fedexp.rundir.reader import MARKS, RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -33,7 +36,27 @@ def job_directories(sweep: Path) -> list[Path]:
 
 
 def own_jobs(sweep: Path) -> list[RunDirectory]:
-    """Return the jobs of a sweep, sorted by directory name, without runs that are not part of it.
+    """Return the jobs of a sweep, sorted by directory name, without `replaced_jobs` and runs that
+    are not part of it, see `all_jobs`."""
+    replaced = jobs.read(sweep).replaced
+    return [run for run in all_jobs(sweep) if run.directory.name not in replaced]
+
+
+def replaced_jobs(sweep: Path) -> dict[RunDirectory, RunDirectory]:
+    """Return the jobs whose overrides another job has now, each with this job.
+
+    Their identities differ, for example because a file of options was edited between two commands.
+    """
+    replaced = jobs.read(sweep).replaced
+    return {
+        run: RunDirectory(sweep / replaced[run.directory.name])
+        for run in map(RunDirectory, job_directories(sweep))
+        if run.directory.name in replaced
+    }
+
+
+def all_jobs(sweep: Path) -> list[RunDirectory]:
+    """Return all jobs of a sweep, sorted by directory name, without runs that are not part of it.
 
     These are runs that no sweep made, or that another sweep made, unless their directories have the
     name of a job, and runs with the configuration of another one, such as a copy. The log names
@@ -42,22 +65,24 @@ def own_jobs(sweep: Path) -> list[RunDirectory]:
     made_in = sweep_directory_name(sweep)
     runs: list[RunDirectory] = []
     known: dict[object, str] = {}
-    left_out = {}
-    for path in job_directories(sweep):
-        run = RunDirectory(path)
+    for run in map(RunDirectory, job_directories(sweep)):
+        name = run.directory.name
         maker = run.summary.get("sweep", made_in)
-        identity = run.summary.get("identity") or path
+        identity = run.summary.get("identity") or name
         # a sweep can be renamed, and a job that is extended gets another identity
-        is_job = maker == made_in or (maker is not None and JOB.search(path.name))
+        is_job = maker == made_in or (maker is not None and JOB.search(name))
         if made_in is not None and not is_job:
-            left_out[path.name] = f"was not made by the sweep {made_in}"
-        elif known.setdefault(identity, path.name) != path.name:
-            left_out[path.name] = f"has the configuration of {known[identity]}"
+            leave_out(run, f"was not made by the sweep {made_in}")
+        elif known.setdefault(identity, name) != name:
+            leave_out(run, f"has the configuration of {known[identity]}")
         else:
             runs.append(run)
-    for name, reason in left_out.items():
-        log.warning("%s: left out: %s %s", storage.display_path(sweep), name, reason)
     return runs
+
+
+def leave_out(run: RunDirectory, reason: str) -> None:
+    path = run.directory
+    log.warning("%s: left out: %s %s", storage.display_path(path.parent), path.name, reason)
 
 
 def sweep_directory_name(sweep: Path) -> str | None:

@@ -1,0 +1,74 @@
+"""The groups of runs that may be averaged: runs with equal values of everything that changes a
+result, except their seeds.
+
+The values come from the identities of the runs. A run without one, such as a run of fedexp 0.1, is
+compared by its configuration, in the keys that both runs have.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from fedexp.analysis.varying import hashable
+from fedexp.rundir.identity import result_values
+from fedexp.rundir.reader import RunDirectory
+
+TESTED = ("test_views", "evaluate", "forgetting_metric", "analysis")
+# Prefixes of keys in which the runs of a group may differ. The precision may follow from the
+# hardware; one that the overrides set is in the names of runs.
+WITHIN = ("seed", "hardware", *TESTED)
+Values = dict[str, Any]  # by dotted key
+
+
+def group_values(run: RunDirectory) -> Values:
+    """Return the values that the runs of a group share."""
+    return chosen(result_values(run.config) if run.identity is None else run.identity)
+
+
+def chosen(values: Values) -> Values:
+    return {key: hashable(value) for key, value in values.items() if not key.startswith(WITHIN)}
+
+
+def differing_values(one: RunDirectory, other: RunDirectory) -> dict[str, tuple[Any, Any]]:
+    """Return the values in which the groups of two runs differ; {} if they are in one group.
+
+    A value is None if the run does not have the key.
+    """
+    mine, theirs = group_values(one), group_values(other)
+    keys = mine.keys() | theirs.keys()
+    if one.identity is None or other.identity is None:
+        mine, theirs = (chosen(result_values(run.config)) for run in (one, other))
+        keys = mine.keys() & theirs.keys()
+    pairs = {key: (mine.get(key), theirs.get(key)) for key in sorted(keys)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def split_by_group(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
+    """Return the runs of each group."""
+    groups: list[list[RunDirectory]] = []
+    for run in runs:
+        same = next((each for each in groups if not differing_values(each[0], run)), None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    return groups
+
+
+def distinguish(groups: Sequence[Sequence[RunDirectory]]) -> list[Values]:
+    """Return for each group the values that tell it from the others, as few as possible.
+
+    Options of the algorithm come first. A key that a group does not have is left out.
+    """
+    first = [group[0] for group in groups]
+    pairs = itertools.combinations(first, 2)
+    keys = {key for one, other in pairs for key in differing_values(one, other)}
+    values, used = [group_values(run) for run in first], list[str]()
+    for key in sorted(keys, key=lambda key: (not key.startswith("algorithm."), key)):
+        if count_distinct(values, [*used, key]) > count_distinct(values, used):
+            used.append(key)
+    return [{key: each[key] for key in used if key in each} for each in values]
+
+
+def count_distinct(values: Sequence[Values], keys: Sequence[str]) -> int:
+    return len({tuple(each.get(key) for key in keys) for each in values})
