@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedexp.rundir.identity import is_free
+
 FEDERATION = (
     *("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false"),
     *("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none"),
@@ -100,8 +102,7 @@ def make_run(
     } | summary
     (directory / "summary.json").write_text(json.dumps(content))
     origin = {"format": 2, "identity": "1f", "started": "2026-11-28T12:00:00+00:00"}
-    origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": [], "values": {}}
-    (directory / "origin.json").write_text(json.dumps(origin))
-    origin = {"format": 2, "identity": "1f", "started": "2026-11-28T12:00:00+00:00"}
-    origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": [], "values": {}}
+    origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": []}
+    values = dict(text.lstrip("+").split("=", 1) for text in overrides)
+    origin["values"] = {key: value for key, value in values.items() if not is_free(key)}
     (directory / "origin.json").write_text(json.dumps(origin))
