@@ -8,16 +8,17 @@ import pytest
 import torch
 
 import fedexp
+from fedexp.algorithms.base import FedAvg
 from fedexp.cli import main
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import job_directories
 from fedexp.testing import assert_equal, record
 from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, Tracker, name_states
 from fedexp.trackers.wandb_tracker import WandbTracker
-from fedexp.training.callbacks import create_all
+from fedexp.training.callbacks import callbacks_of, create_all
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import SMALL
@@ -167,8 +168,8 @@ class Wrong(Callback):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("model", "a callback changed the global model"),
-        ("model in after_task", "a callback changed the global model"),
+        ("model", r"callback: after_round of Wrong changes record.model\['params'\]\["),
+        ("model in after_task", r"callback: after_task of Wrong changes record.model\['params'\]"),
         ("reason", "after_round returned True; must be a text"),
         ("undeclared", r"Wrong ended the run \(enough\), but .+ does not declare ends_runs"),
         ("state", r"\['best'\]: is a numpy\.float64, which a resumed run could not read"),
@@ -177,6 +178,91 @@ class Wrong(Callback):
 def test_callback_that_would_spoil_a_run_is_rejected(tmp_path, kind, message):
     with pytest.raises(ConfigError, match=message):
         play(make_simulation(scenario=TWO_TASKS), tmp_path, Wrong(kind))
+
+
+class Changing(Callback):
+    def __init__(self, change):
+        self.change = change
+
+    def after_round(self, record):
+        if record.round == 1:
+            self.change(record)
+
+
+class ChangingTracker(Tracker):
+    __init__, after_round = Changing.__init__, Changing.after_round
+
+
+def halve(params):
+    for name in params:
+        params[name] = params[name] / 2
+
+
+CHANGES = {
+    r"record\.model\['params'\]\[": lambda record: halve(record.model["params"]),
+    r"record\.model\['params'\]": lambda record: record.model["params"].clear(),
+    r"record\.values\['test_accuracy'\]": lambda record: record.values.update(test_accuracy=1.0),
+    r"record\.records": lambda record: record.records.clear(),
+    r"record\.result\.server\['count'\]": lambda record: record.result.server["count"].add_(1),
+    r"record\.result\.before\['count'\]": lambda record: record.result.before["count"].add_(1),
+    r"record\.result\.client_states\[0\]\['n'\]": (
+        lambda record: record.result.client_states[0]["n"].add_(1)
+    ),
+    r"record\.result\.exchanges\[0\]\.trained\['messages'\]\['params'\]": (
+        lambda record: halve(record.result.exchanges[0].trained.messages["params"])
+    ),
+}
+
+
+class Counting(FedAvg):
+    def server_init(self, params, federation):
+        return {"params": params, "count": torch.zeros(1)}
+
+    def client_init(self, params, federation):
+        return {"n": torch.zeros(1)}
+
+    def aggregate(self, server, messages, round):
+        return super().aggregate(server, messages, round) | {"count": server["count"] + 1}
+
+
+@pytest.mark.parametrize("kind", [Changing, ChangingTracker])
+@pytest.mark.parametrize(("what", "change"), CHANGES.items(), ids=CHANGES)
+def test_callback_that_changes_what_it_observes_is_refused(tmp_path, what, change, kind):
+    group = "tracker" if kind is ChangingTracker else "callback"
+    message = rf"^{group}: after_round of {kind.__name__} changes {what}.*; it must not change"
+    with pytest.raises(ConfigError, match=message):
+        play(make_simulation(Counting()), tmp_path, kind(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.records["plain"].accuracy.sort(),
+        lambda record: setattr(record.records["plain"], "accuracy", ()),
+    ],
+)
+def test_error_of_a_callback_names_its_hook_and_line(tmp_path, change):
+    message = r"callback: after_round of Changing \(test_callbacks.py, line \d+\): \w+Error: .*"
+    with pytest.raises(HookFailed, match=message):
+        play(make_simulation(), tmp_path, Changing(change))
+
+
+def test_callback_that_changes_the_configuration_or_the_summary_changes_no_file(tmp_path):
+    class Careless(Callback):
+        def start(self, info):
+            info.config.clear()
+
+        def draw(self, summary):
+            summary.clear()
+            return ()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "fedexp.training.run.callbacks_of", lambda built: [*callbacks_of(built), Careless()]
+        )
+        run = fedexp.run([*SMALL, "rounds=1"], directory=tmp_path / "run")
+    assert run.config["rounds"] == 1
+    assert run.summary["rounds"] == 1
 
 
 def test_callbacks_of_one_class_have_a_state_each(tmp_path):

@@ -21,7 +21,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
 from fedexp.metrics.record import Record
 from fedexp.testing import record
-from fedexp.trackers.base import Callback
+from fedexp.trackers.base import Callback, Tracker
 from fedexp.training.checks import task_problems
 from fedexp.training.summary import check_result_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
@@ -133,12 +133,29 @@ def test_value_that_is_not_finite_is_rejected(value):
         (ForgettingMetric, "need_local", "needs_local"),
         (Partitioner, "asign", "assign"),
         (Callback, "after_rounds", "after_round"),
+        (Tracker, "after_rounds", "after_round"),
+        (Tracker, "abrot", "abort"),
     ],
 )
 def test_misspelt_hook_is_rejected(base, name, meant):
     with pytest.raises(ConfigError, match=rf"Mine\.{name}: is not used .*'{meant}'"):
         type("Mine", (base,), {name: lambda self: None})
     type("Mine", (base,), {f"_{name}": None, "helper": None})
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "instead"),
+    [
+        (Tracker, "log_round", "after_round"),
+        (FedAvg, "needs", "the attributes needs_public, .*"),
+        (ForgettingMetric, "needs_neurons", "the hook callback, .*"),
+    ],
+)
+def test_hook_of_an_earlier_version_is_rejected(base, name, instead):
+    with pytest.raises(
+        ConfigError, match=rf"Mine\.{name}: is not used .* any more; use {instead}$"
+    ):
+        type("Mine", (base,), {name: lambda self: None})
 
 
 def test_partition_without_assign_is_rejected():

@@ -116,6 +116,8 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 class FedAvg(Checked, prefix="algorithm."):
     """FedAvg, and the base class of all other algorithms."""
 
+    _replaced: ClassVar = {"needs": "the attributes needs_public, needs_features and so on"}
+
     # why clients cannot keep their optimizer's state between rounds; empty if they can
     fresh_optimizer: ClassVar[str] = ""
     # values of `local.optimizer` that the algorithm supports

@@ -41,7 +41,8 @@ def run(
     start, the files that fedexp wrote for the old run are deleted; all other files stay.
 
     Raises ConfigError for invalid input. In that case, nothing is changed on disk. Any other
-    exception that stops the run is written to error.txt and raised unchanged.
+    exception that stops the run is written to error.txt and raised; that of a metric or a callback
+    is the cause of a HookFailed, which names the hook.
     """
     given = checked_overrides(overrides)
     if directory is not None:

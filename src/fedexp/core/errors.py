@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from traceback import walk_tb
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes other than 0
 
@@ -23,6 +25,13 @@ class RunFailed(RuntimeError):
 
 class RankDied(RunFailed):
     """Another process of the run has ended. The state after the last complete round is saved."""
+
+
+class HookFailed(RuntimeError):
+    """A hook of a part, which may be a user's, has raised an exception.
+
+    The message names the hook and the line.
+    """
 
 
 class JobFailed(RuntimeError):
@@ -58,6 +67,32 @@ def describe(error: BaseException) -> str:
     """Return the type of an error and the first line of its text, if it has any."""
     line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+def line_of(kind: type, error: BaseException) -> str:
+    """Return ` (file, line)`: where in the file of a class an exception passed last, if it did."""
+    lines = [
+        f" ({Path(frame.f_code.co_filename).name}, line {line})"
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") == kind.__module__
+    ]
+    return "".join(lines[-1:])
+
+
+@contextmanager
+def naming_hook(group: str, hook: str, kind: type) -> Iterator[None]:
+    """Call a hook of a class in the block. An exception becomes a HookFailed, with its name.
+
+    Errors that say themselves what is wrong, and errors of files and memory, stay as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = isinstance(error, ConfigError | RunFailed | OSError | HookFailed)
+        if own or lacks_memory(error):
+            raise
+        where = f"{group}: {hook} of {kind.__name__}{line_of(kind, error)}"
+        raise HookFailed(f"{where}: {describe(error)}") from error
 
 
 def lacks_memory(error: BaseException) -> bool:

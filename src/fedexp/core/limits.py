@@ -5,7 +5,8 @@ accepts one of two words.
 """
 
 import math
-from collections.abc import Callable, Container
+from collections import ChainMap
+from collections.abc import Callable, Collection, Container
 from dataclasses import FrozenInstanceError, dataclass, fields
 from difflib import get_close_matches
 from types import NoneType
@@ -109,16 +110,30 @@ class Checked:
 
 
 def require_known_names(cls: type) -> None:
-    """Raise ConfigError for a misspelt hook or attribute of a class, which would be ignored."""
+    """Raise ConfigError for a hook or attribute of a class that would be ignored.
+
+    Its name is misspelt, or is that of an earlier version (`_replaced` of a base class).
+    """
     inherited = {name for base in cls.__mro__[1:] for name in vars(base) if name[0] != "_"}
     own = vars(cls).keys()
     fields = vars(cls).get("__annotations__", {})
+    replaced = ChainMap(*(vars(base).get("_replaced", {}) for base in cls.__mro__))
     for name in sorted(own - inherited - fields.keys()):
-        if name[0] != "_" and (meant := get_close_matches(name, inherited - own, 1, 0.85)):
+        if name in replaced:
             raise ConfigError(
-                f"{cls.__name__}.{name}: is not used by fedexp (nearest: '{meant[0]}'); correct the"
+                f"{cls.__name__}.{name}: is not used by fedexp any more; use {replaced[name]}"
+            )
+        if name[0] != "_" and (meant := meant_by(name, inherited - own)):
+            raise ConfigError(
+                f"{cls.__name__}.{name}: is not used by fedexp (nearest: '{meant}'); correct the"
                 " name, or begin it with an underscore"
             )
+
+
+def meant_by(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that a name misspells, or None."""
+    swapped = [each for each in known if sorted(each) == sorted(name)]  # such as `strat`
+    return next(iter(swapped or get_close_matches(name, known, 1, 0.85)), None)
 
 
 def without_limits(annotation: Any) -> Any:

@@ -7,8 +7,6 @@ import copy
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from traceback import walk_tb
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ from fedexp.algorithms.plain import (
     state_of,
 )
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError, describe
+from fedexp.core.errors import ConfigError, describe, line_of
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.core.unchanged import Unchanged
@@ -127,12 +125,7 @@ class ClientTraining:
             raise
         except Exception as error:
             kind = type(self.algorithm)
-            lines = [
-                f" ({Path(frame.f_code.co_filename).name}, line {line})"
-                for frame, line in walk_tb(error.__traceback__)
-                if frame.f_globals.get("__name__") == kind.__module__
-            ]
-            where = f"client {self.client}, in {hook} of {kind.__name__}{''.join(lines[-1:])}"
+            where = f"client {self.client}, in {hook} of {kind.__name__}{line_of(kind, error)}"
             message = f"round {self.round}, {where}: {describe(error)}"
             raise ClientFailure(message) from error
         buffers = self.live.buffers()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, naming_hook
 from fedexp.core.limits import Checked, Positive
 from fedexp.data.views import VIEWS
 from fedexp.metrics import examples, forgetting
@@ -53,6 +53,8 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     It declares their names, which are the same in all rounds. A value that is not defined yet is
     nan.
     """
+
+    _replaced: ClassVar = {"needs_neurons": "the hook callback, whose result sees the models"}
 
     # The names of the values in rounds.csv and summary.json, each with `max` if a larger value is
     # better and `min` otherwise, or with a Quantity that also has its names in trackers and
@@ -433,7 +435,9 @@ class Metrics:
         """Return the values of the last recorded round."""
         found: dict[str, float] = {}
         for each in self.members:
-            found |= checked(each, each.round_values(record), each.names())
+            with naming_hook("forgetting_metric", "round_values", type(each)):
+                values = each.round_values(record)
+            found |= checked(each, values, each.names())
         return found
 
     def client_values(self, record: Record) -> dict[str, np.ndarray]:
@@ -445,7 +449,8 @@ class Metrics:
         if record.local_rounds[-1:] != record.rounds[-1:]:
             return found
         for each in self.members:
-            found |= each.client_values(record)
+            with naming_hook("forgetting_metric", "local_values", type(each)):
+                found |= each.client_values(record)
         return found
 
     def summary(self, record: Record) -> dict[str, float]:
@@ -453,7 +458,9 @@ class Metrics:
         found: dict[str, float] = {}
         for each in self.members:
             names = (*each.names(), *each.further)
-            found |= checked(each, each.summary(record), names)
+            with naming_hook("forgetting_metric", "summary", type(each)):
+                values = each.summary(record)
+            found |= checked(each, values, names)
         return found
 
 

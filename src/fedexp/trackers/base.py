@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedexp.core.errors import ConfigError, describe
+from fedexp.core.errors import ConfigError, describe, naming_hook
 from fedexp.core.limits import Checked, require_known_names
 from fedexp.core.storage import read_table
+from fedexp.core.unchanged import Unchanged
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
 
@@ -33,6 +34,8 @@ log = logging.getLogger("fedexp")
 # what a tracker could not do, by the method that failed
 DOES = {"start": "start", "after_round": "log a round"}
 LAST = ("finish", "abort")
+NOTHING = Unchanged({})
+READS = "it must not change what it receives: clone() tensors and copy dicts first"
 WANDB = "fedexp.trackers.wandb_tracker.WandbTracker"  # the name of the state of W&B
 
 
@@ -113,6 +116,8 @@ class Callback:
 
     This base class does nothing. An error in a callback ends the run.
     """
+
+    _replaced: ClassVar = {"log_round": "after_round"}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -242,8 +247,13 @@ class Callbacks:
                     " new run"
                 )
 
-    def call(self, method: str, *arguments: Any) -> list[tuple[Callback, Any]]:
-        """Call a method of each callback, and return each with its result."""
+    def call(
+        self, method: str, *arguments: Any, read: Unchanged = NOTHING
+    ) -> list[tuple[Callback, Any]]:
+        """Call a method of each callback, and return each with its result.
+
+        read: what they may not change. Raises ConfigError if one of them does, even a tracker.
+        """
         found = []
         # a second Ctrl+C, while W&B ends, must not leave the progress display, the last one, open
         for each in self.members[:: -1 if method == "abort" else 1]:
@@ -257,7 +267,8 @@ class Callbacks:
                 found.append((each, getattr(each, method)(*arguments)))
             except Exception as error:
                 if not isinstance(each, Tracker) and method != "abort":
-                    raise
+                    with naming_hook("callback", method, type(each)):
+                        raise
                 self.members = [other for other in self.members if other is not each]
                 with suppress(Exception):
                     self._kept[self.names[id(each)]] = each.state_dict()
@@ -268,6 +279,8 @@ class Callbacks:
                     describe(error),
                     "".join(getattr(error, "__notes__", ())),
                 )
+            group = "tracker" if isinstance(each, Tracker) else "callback"
+            read.check(f"{group}: {method} of {type(each).__name__}", READS)
         return found
 
 

@@ -5,6 +5,7 @@ A run stops early if its accuracy does not improve (`stop.patience`), if its tim
 `stopped`. A stopped run counts as finished, but a command with different limits continues it.
 """
 
+import copy
 import logging
 import math
 import time
@@ -155,7 +156,7 @@ def draw_all(directory: Path, callbacks: Callbacks, summary: dict[str, Any]) -> 
     pictures: list[Path] = []
     for each in callbacks.members:
         try:
-            pictures += each.draw(summary)
+            pictures += each.draw(copy.deepcopy(summary))  # written afterwards
         except OSError as error:
             log.warning("the figures could not be written (%s); %s", error.strerror, again)
         except Exception:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.private.torch_internals import changes_in_place
+from fedexp.core.tree import Tree
+from fedexp.core.unchanged import Unchanged
 from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
 from fedexp.metrics.quantity import ACCURACY, COSTS, LOSS, LR, PHASES, TASK, TRAIN_LOSS
 from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
@@ -100,8 +101,8 @@ class Recorder:
             model={part: state.server[part] for part in ("params", "buffers")},
             result=result,
         )
-        before = changes_in_place(tree.leaves(record.model))
-        for each, reason in self.callbacks.call("after_round", record):
+        read = Unchanged(parts_of(record, self.simulation))
+        for each, reason in self.callbacks.call("after_round", record, read=read):
             if not reason:
                 continue
             if not isinstance(reason, str | Mapping):
@@ -119,11 +120,7 @@ class Recorder:
                     {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
                 )
         if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
-            self.callbacks.call("after_task", record)
-        if changes_in_place(tree.leaves(record.model)) != before:
-            raise ConfigError(
-                "callback: a callback changed the global model, whose tensors it must clone first"
-            )
+            self.callbacks.call("after_task", record, read=read)
 
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state, and the lengths and checksums of the tables.
@@ -155,6 +152,29 @@ class Recorder:
         if interval is not None:
             return number % interval == 0
         return self.saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
+
+
+def parts_of(record: RoundRecord, simulation: Simulation) -> dict[str, Tree]:
+    """Return what callbacks read of a round and its run, by the names for messages."""
+    parts: dict[str, Tree] = {
+        "record.model": record.model,
+        "record.values": record.values,
+        "record.records": record.records,
+        "simulation.runtime.data": tensors_of(simulation.runtime.data),
+        "simulation.initial": simulation.initial,
+    }
+    if (result := record.result) is not None:
+        parts |= {"record.result.server": result.server, "record.result.before": result.before}
+        for i, state in enumerate(result.client_states):
+            parts[f"record.result.client_states[{i}]"] = state
+        for i, each in enumerate(result.exchanges):
+            parts[f"record.result.exchanges[{i}].trained"] = tensors_of(each.trained)
+    return parts
+
+
+def tensors_of(owner: Any) -> dict[str, Tree]:
+    """Return the attributes of an object that are tensors or dicts."""
+    return {k: v for k, v in vars(owner).items() if isinstance(v, torch.Tensor | dict)}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 This module is imported late, because importing torch is slow.
 """
 
+import copy
 import logging
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
@@ -204,7 +205,7 @@ def run_info(
     tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
     return RunInfo(
         directory=folder.directory,
-        config=config,
+        config=copy.deepcopy(config),
         name=f"{setting(config)}_seed{config['seed']}",
         group=group_name(config),
         job_type=choices["algorithm"],
