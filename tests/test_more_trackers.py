@@ -154,7 +154,7 @@ def test_all_that_were_started_are_aborted_even_if_one_fails(tmp_path, caplog):
     first.calls = second.calls
     callbacks = Callbacks([first, second, Refusing(), never])
     second.abort = lambda: second.calls.append("abort of the second")
-    with pytest.raises(HookFailed, match="start of Refusing .*: ZeroDivisionError"):
+    with pytest.raises(HookFailed, match=r"start of Refusing .*: ZeroDivisionError"):
         callbacks.call("start", make_info(tmp_path))
     callbacks.call("abort")
     assert first.calls == ["start", "start", "abort of the second", "abort"]
