@@ -56,7 +56,23 @@ def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
         f"**{every.judged} of the {every.published} published entries are judged ({share})**,"
         f" counting runs with other settings, too: {', '.join(parts)}."
     )
-    return f"{markdown(shown, corner='paper')}\n{coverage}\n"
+    return f"{markdown(shown, corner='paper')}\n{coverage}\n{describe_held_out(first)}"
+
+
+def describe_held_out(first: pd.DataFrame) -> str:
+    """Return a sentence with the strict agreements in held-out columns, "" if there are none.
+
+    first: judged rows of the first readings. Papers with held-out columns only, as no setting was
+    inferred, are left out.
+    """
+    counts = []
+    for paper in load_verdicts().index:
+        rows = first[first["paper"] == paper]
+        if 0 < rows["held_out"].sum() < len(rows):
+            found = count_agreement(rows[rows["held_out"]], strict=True)
+            counts.append(f"{paper} {found.agree} of {found.values}")
+    text = "Agreeing strictly in *held-out* columns, from which no setting was inferred: "
+    return f"\n{text}{', '.join(counts)}.\n" if counts else ""
 
 
 def describe_agreeing(found: Agreement) -> str:
