@@ -689,6 +689,40 @@ def test_changed_files_are_decoded_again(decoded, tmp_path):
     assert len(entries(tmp_path)) == 1  # outdated entries are removed
 
 
+def test_swapped_files_with_equal_times_are_decoded_again(decoded, tmp_path):
+    """Archives may give all files one time, and `cp -p` keeps it; the images have equal sizes."""
+    root = tmp_path / "images"
+    write_tree(root, {"a": 1, "b": 1})
+    for path in root.rglob("*.png"):
+        path.write_bytes(path.read_bytes().ljust(200, b"\0"))
+        os.utime(path, (10**9, 10**9))
+    first = load_folder(tmp_path)
+    (root / "train" / "a").rename(root / "train" / "c")
+    (root / "train" / "b").rename(root / "train" / "a")
+    (root / "train" / "c").rename(root / "train" / "b")
+    swapped = load_folder(tmp_path)
+    assert torch.equal(swapped.x_train, first.x_train.flip(0))
+    a, b = root / "train" / "a" / "000.png", root / "train" / "b" / "000.png"
+    for source, target in ((a, tmp_path / "spare"), (b, a), (tmp_path / "spare", b)):
+        target.write_bytes(source.read_bytes())
+        os.utime(target, (10**9, 10**9))
+    assert torch.equal(load_folder(tmp_path).x_train, first.x_train)
+    assert decoded == [4, 4, 4]
+
+
+def test_cache_does_not_depend_on_how_a_path_is_given(decoded, tmp_path, monkeypatch):
+    write_tree(tmp_path / "project" / "images", {"a": 1, "b": 1})
+    for place in ("project", "moved"):
+        monkeypatch.chdir(tmp_path / place)
+        for root in ("images", "./images", tmp_path / place / "images"):
+            for data_dir in ("data", tmp_path / place / "data"):
+                load("image_folder", data_dir, f"dataset.root='{root}'")
+        if place == "project":
+            monkeypatch.chdir(tmp_path)
+            (tmp_path / "project").rename(tmp_path / "moved")
+    assert decoded == [4]
+
+
 def test_a_damaged_cache_is_built_again(decoded, tmp_path, caplog):
     write_tree(tmp_path / "images", {"a": 2}, side=32)
     first = load_folder(tmp_path)

@@ -28,24 +28,43 @@ FORMAT = 2  # increase when the meaning of the cached arrays changes
 
 
 class SourceFile(NamedTuple):
-    """A file, and the size and modification time that show whether it has changed."""
+    """A file, and the values that show whether it has changed.
+
+    Copies and unpacked archives may have equal sizes and modification times. No program can set the
+    time of the last change of the file's status, and another file has another inode.
+    """
 
     path: str
     size: int  # bytes
     mtime_ns: int
+    ctime_ns: int
+    inode: int
 
     @classmethod
     def of(cls, path: Path | str) -> "SourceFile":
         stat = os.stat(path)
-        return cls(str(path), stat.st_size, stat.st_mtime_ns)
+        return cls(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
-    def stamp(self, data_dir: str) -> str:
-        """Return a line that identifies this version of the file.
 
-        The path of a file in `data_dir` is relative to `data_dir`, so that the cache stays valid if
-        the directory is moved.
-        """
-        return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
+def stamps(files: Iterable[SourceFile], data_dir: str) -> list[str]:
+    """Return lines that identify this version of the files.
+
+    Paths are relative to `data_dir`, so that the cache stays valid if the directory is moved, and
+    if a path is given in another way.
+    """
+    folders: dict[str, str] = {}
+    lines = []
+    for path, *values in files:
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = relative(folder, data_dir)
+        lines.append(" ".join([f"{folders[folder]}/{name}", *map(str, values)]))
+    return lines
+
+
+def relative(folder: str, data_dir: str) -> str:
+    """Return a folder's path relative to `data_dir`, whether the two are absolute or not."""
+    return os.path.relpath(folder or ".", data_dir or ".")
 
 
 def make_arrays(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
@@ -74,7 +93,7 @@ def load_cached(
     If a cache entry cannot be read, it is built again. If the cache cannot be written, a warning is
     logged, and the next run builds the arrays again.
 
-    content: lines that identify the source files (`SourceFile.stamp`), in order. If a line or an
+    content: lines that identify the source files (`stamps`), in order. If a line or an
     option changes, a new entry is built.
     options: options that affect the result.
     """

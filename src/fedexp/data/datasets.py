@@ -25,7 +25,15 @@ from fedexp.core.errors import ConfigError, reason_of, require, require_choice
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Normalise, Transform
-from fedexp.data.cache import Arrays, SourceFile, load_cached, load_mapped, make_arrays
+from fedexp.data.cache import (
+    Arrays,
+    SourceFile,
+    load_cached,
+    load_mapped,
+    make_arrays,
+    relative,
+    stamps,
+)
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
@@ -164,7 +172,7 @@ class Dataset(DataSource):
         train = [label for _, label in tree.train]
         test = [label for _, label in tree.test]
         n, files = len(train), tree.files
-        content = [file.stamp(self.data_dir) for file in files]
+        content = stamps(files, self.data_dir)
         content += [f"train {train} test {test} classes {list(tree.classes)}"]
         place = (self.data_dir, self.name, content, form.options | self.place())
 
@@ -423,9 +431,9 @@ class Femnist(Dataset):
     def read(self) -> Arrays:
         folder = Path(self.data_dir, self.name)
         train, test = (leaf.find_split_files(folder / split) for split in ("train", "test"))
-        stamps = [SourceFile.of(path).stamp(self.data_dir) for path in (*train, *test)]
+        content = stamps(map(SourceFile.of, (*train, *test)), self.data_dir)
         build = functools.partial(leaf.read_femnist, train, test)
-        return load_cached(self.data_dir, self.name, stamps, {}, build)
+        return load_cached(self.data_dir, self.name, content, {}, build)
 
 
 class ImageFiles(Dataset):
@@ -493,7 +501,7 @@ class ImageFolder(ImageFiles):
 
     def place(self) -> dict[str, Any]:
         fields = ("train_splits", "test_splits", "test_fraction", "split_seed")
-        root = self.root.removeprefix(self.data_dir)  # the directory may be moved
+        root = f"/{relative(self.root, self.data_dir)}"  # the directory may be moved
         return {"root": root} | {name: getattr(self, name) for name in fields}
 
     def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
