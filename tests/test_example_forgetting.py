@@ -4,12 +4,15 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 import fedexp
+from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import read_csv
 from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Evaluation
 from fedexp.figures import list_figures
@@ -17,6 +20,7 @@ from fedexp.figures.load import load_run_data
 from fedexp.metrics import examples
 from fedexp.metrics.forgetting_metric import ForgettingEvents
 from fedexp.metrics.record import Record
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from quick_runs import SMALL
 from toy_federation import make_simulation
@@ -101,6 +105,23 @@ def test_predictions_equal_those_of_the_kept_models(run):
     assert table["correct"].tolist() == right[-1].tolist()
     first = [next((t + 1 for t in range(4) if right[t][i]), np.nan) for i in range(len(labels))]
     np.testing.assert_array_equal(table["learned"], first)
+
+
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_tables_that_were_sorted_otherwise_are_read_in_their_order(as_floats, run, tmp_path):
+    """Sorted by another column or shuffled, and saved by pandas, perhaps with floats."""
+    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
+    names = {path.name for path in copy.glob("*.csv")} - {files.CLASSES}
+    assert names == {"rounds.csv", "clients.csv", "class_accuracy.csv", "example_correct.csv"}
+    for name in names:
+        rows = read_csv(copy / name)
+        rows = rows.astype(float) if as_floats else rows
+        rows.sample(frac=1, random_state=0).to_csv(copy / name, index=False)
+    found = fedexp.load_run(copy)
+    for name in ("rounds", "clients", "class_accuracy", "examples"):
+        pd.testing.assert_frame_equal(getattr(found, name), getattr(run, name), check_dtype=False)
+    assert RunDirectory(copy).record().cohorts == RunDirectory(run.directory).record().cohorts
+    assert main(["compare", str(copy), str(run.directory)]) == 0
 
 
 def test_figure_is_drawn(run):

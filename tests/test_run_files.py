@@ -70,6 +70,32 @@ def test_floats_are_read_exactly(tmp_path, read):
     assert read(tmp_path / "rounds.csv")["loss"].tolist() == values
 
 
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("round,loss\n2,0.5\n1,0.7\n", [[1, 0.7], [2, 0.5]]),
+        ("round,client,loss\n1,3,7\n1,2,6\n", [[1, 2, 6], [1, 3, 7]]),
+        ("round,client,role,loss\n1,2,b,6\n1,2,a,7\n", [[1, 2, "b", 6], [1, 2, "a", 7]]),
+        ("loss,round\n7,10.0\n6,9.0\n", [[6, 9], [7, 10]]),
+        ("round,layer,l1\n2,x,1\n2,b,2\n1,x,3\n", [[1, "x", 3], [2, "x", 1], [2, "b", 2]]),
+        ("round,epoch,client\n1,1,0\n1,0,1\n", [[1, 0, 1], [1, 1, 0]]),
+        ("round\n", "the column round has cells that are not"),
+        ("round,loss\n1,0.5\n1,0.7\n", "a row appears twice: round 1"),
+        ("round,layer\n1,a\n2,b\n1,a\n", "a row appears twice: round 1, layer a"),
+        ("round,loss\n1.5,0.5\n", "the column round has cells that are not integers"),
+        ("round,loss\n,0.5\n", "the column round has cells that are not integers"),
+    ],
+)
+def test_rows_are_read_in_the_order_of_their_keys(text, rows, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    if isinstance(rows, str):
+        with pytest.raises(ConfigError, match=rf"table\.csv: cannot be read \({rows}"):
+            storage.read_table(path)
+    else:
+        assert storage.read_table(path).to_numpy().tolist() == rows
+
+
 def test_half_a_row_is_left_out(sweep):
     path = sweep / "job0" / "rounds.csv"
     whole = RunDirectory(path.parent).rounds

@@ -212,6 +212,8 @@ def remove_if_empty(directory: Path, here: Path) -> None:
 
 
 TEXTS = ("role", "layer")  # the columns of tables that contain text
+# the integers that, with the texts, tell the rows of a table apart
+KEYS = ("round", "client", "epoch", "class", "example", "evaluated_task")
 
 
 @contextmanager
@@ -266,7 +268,9 @@ def read_csv(source: Path | io.StringIO, **options: Any) -> "pd.DataFrame":
 def read_table(path: Path) -> "pd.DataFrame":
     """Return a .csv file as a table of numbers, in which empty cells are nan.
 
-    Half a row at the end, which a killed run may leave, is left out.
+    The rows are in the order in which a run writes them, even if another program has sorted them.
+    Half a row at the end, which a killed run may leave, is left out. Raises ConfigError if the file
+    is missing or damaged, or if a row appears twice.
     """
     import pandas as pd
 
@@ -277,7 +281,35 @@ def read_table(path: Path) -> "pd.DataFrame":
         for name in table.columns.difference(list(TEXTS)):
             if not pd.api.types.is_numeric_dtype(table[name]):
                 raise ValueError(f"the column {name} has cells that are not numbers")
+        return sort_rows(table)
+
+
+def sort_rows(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a table in the order of its keys, which become integers.
+
+    Raises ValueError if a key is no integer, or if a row appears twice.
+    """
+    keys = [name for name in table.columns if name in KEYS]
+    for name in keys:
+        if not (table[name] % 1 == 0).all():
+            raise ValueError(f"the column {name} has cells that are not integers")
+    table = table.astype(dict.fromkeys(keys, "int64"))
+    if not keys or is_ascending(table[keys].to_numpy()):
         return table
+    table = table.sort_values(keys, kind="stable", ignore_index=True)
+    names = [*keys, *table.columns.intersection(list(TEXTS))]
+    for row in table[table.duplicated(names)][names].head(1).to_dict("records"):
+        raise ValueError(f"a row appears twice: {', '.join(f'{k} {v}' for k, v in row.items())}")
+    return table
+
+
+def is_ascending(rows: "np.ndarray") -> bool:
+    """Return whether each row comes after the previous one in lexicographic order. rows: [n, k]."""
+    import numpy as np
+
+    steps = np.diff(rows, axis=0)
+    first = (steps != 0).argmax(axis=1)
+    return bool((steps[np.arange(len(steps)), first] > 0).all())
 
 
 def save_npz(path: Path, **arrays: Any) -> None:
