@@ -46,7 +46,8 @@ DIFFERENCES, TASKS, LATEX = "differences.csv", "task_means.csv", "table.tex"
 ORIGIN = ("seeds", "commits", "hardware")  # the last columns of the page
 # columns whose names are no words -> their headings on the page
 HEADINGS = {
-    "n": "runs",
+    "n": "number of seeds",
+    "pairs": "pairs of runs",
     "low": "95 % interval from",
     "high": "to",
     "least_p": "smallest possible p",
