@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import fedexp
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core.errors import INTERRUPTED, ConfigError, RankDied
-from fedexp.core.launch import first_host, is_launched
+from fedexp.core.launch import first_host, given, is_launched, launch_of, named
 from fedexp.engine.base import Shared
 from fedexp.engine.ranks import objects, world
 from fedexp.engine.ranks.objects import pack, share, signature
@@ -459,6 +460,46 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "
 def test_torchrun_and_srun_are_recognised(variables, expected):
     assert is_launched(variables := dict(variables)) == (expected is not None)
     assert variables.items() >= (expected or {}).items()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"RANK": "4"}, "RANK=4: must be less than WORLD_SIZE=4, if .*; otherwise unset RANK"),
+        ({"RANK": "x"}, "RANK=x: must be a number"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR=: must be the host of rank 0"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: must be less than 65536"),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, "--max-restarts is not supported; .* resume="),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_refused(changed, message):
+    assert launch_of(TORCHRUN) == (1, 4, "a", 1)
+    with pytest.raises(ConfigError, match=message):
+        launch_of(TORCHRUN | changed)
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [(TORCHRUN, "RANK"), (STEP, "SLURM_STEP_NUM_TASKS"), (STEP | TORCHRUN, "RANK")],
+)
+def test_without_one_variable_a_process_is_no_rank(variables, name):
+    if "TORCHELASTIC_RUN_ID" not in variables and len(variables) > len(STEP):
+        variables = variables | {"TORCHELASTIC_RUN_ID": "none"}
+    assert is_launched(found := dict(variables))
+    assert named(found)[0] == name
+    assert f"{name}={found[name]}" in given(found)
+    without = {key: value for key, value in variables.items() if key != name}
+    assert not is_launched({**without, "SLURM_STEP_NUM_TASKS": "1"})
+
+
+def test_python_refuses_to_run_in_several_ranks(monkeypatch, tmp_path):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    message = "^fedexp.run: RANK=1 WORLD_SIZE=4 .* each of them would train the whole run"
+    with pytest.raises(ConfigError, match=message):
+        fedexp.run(["rounds=1"], directory=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

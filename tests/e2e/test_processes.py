@@ -163,6 +163,27 @@ def test_no_rank_outlives_an_interrupt(start, tmp_path):
     assert rounds_in(tmp_path / "run") == 1
 
 
+def test_a_rank_says_for_whom_it_waits_and_ends_on_a_signal(start):
+    """Variables that an earlier program has left behind look like those of a slow rank."""
+    ranks = []
+    for rank, number in ((0, signal.SIGINT), (1, signal.SIGTERM)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        told["MASTER_PORT"] = port
+        words = f"rank {rank} of 2 waits for rank {1 - rank} (all meet at 127.0.0.1:{port})"
+        process = start("rounds=1", "hydra.run.dir=run", **told)
+        ranks.append((process, number, words))
+    for process, number, words in ranks:
+        wait_for(lambda process=process, words=words: words in process.read(), process)
+        process.send_signal(number)
+    for process, _, words in ranks:
+        assert process.wait() == 130, process.read()
+        (line,) = [line for line in process.read().splitlines() if "waits" in line]
+        assert line.startswith(f"fedexp: {words}, because RANK=")
+        assert line.endswith("if this is the only process, unset RANK")
+
+
 @pytest.mark.slow
 def test_two_agents_of_torchrun_train_one_run(fedexp, tmp_path):
     """Two nodes on the loopback interface, with one and two ranks. Only rank 0 writes files, and

@@ -32,9 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         set_up_process()
-    launched = arguments is None and is_launched(os.environ)
+    launched = False
     with console.safe_streams():
         try:
+            launched = arguments is None and is_launched(os.environ)
             if launched:
                 from fedexp.engine.ranks import world
 

@@ -14,8 +14,10 @@ from fedexp.analysis.runs import Run
 from fedexp.cli.job import make_job, record_failure
 from fedexp.config.composition import checked_overrides, composed, quoted, without_hydra
 from fedexp.config.overrides import key_of
+from fedexp.core import launch
 from fedexp.core.console import log_to_console
 from fedexp.core.errors import FAILED, ConfigError
+from fedexp.core.launch import is_launched
 from fedexp.core.storage import remove_if_empty
 
 if TYPE_CHECKING:
@@ -44,6 +46,13 @@ def run(
     exception that stops the run is written to error.txt and raised; that of a metric or a callback
     is the cause of a HookFailed, which names the hook.
     """
+    if is_launched(variables := dict(os.environ)):
+        raise ConfigError(
+            f"fedexp.run: {launch.given(variables)} say that this script runs in several ranks, and"
+            " each of them would train the whole run. Ranks are for the command (torchrun ... -m"
+            f" fedexp ...); if the script runs once, remove {launch.named(variables)[0]} from the"
+            " environment"
+        )
     given = checked_overrides(overrides)
     if directory is not None:
         place = Path(directory).expanduser().absolute()

@@ -29,11 +29,16 @@ from hydra.core.utils import env_override
 import fedexp
 from fedexp.core.errors import INTERRUPTED, ConfigError, RankDied
 from fedexp.core.interrupts import raise_received
+from fedexp.core.launch import Launch, given, launch_of, named
 from fedexp.engine.ranks.objects import receive, send, signature
 from fedexp.engine.ranks.rank import Call, Failure, die_with, serve
 
 JOINING = timedelta(minutes=10)  # how long a rank waits for the others to start
 CONNECTING = timedelta(minutes=2)  # and then for their connections
+FIRST_WORD, NEXT_WORD = (
+    1.0,
+    30.0,
+)  # seconds until a rank says that it waits, and until it repeats it
 KEY = "FEDEXP_KEY"  # environment variable: the secret with which the ranks sign what they send
 HOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
@@ -106,19 +111,83 @@ def join() -> bool:
     Raises ConfigError if the ranks cannot connect.
     """
     global _world
-    key = os.environ.get(KEY, "").encode()
+    key, launch = os.environ.get(KEY, "").encode(), launch_of(os.environ)
+    _world = World([], key, launched=True)
+    atexit.register(leave)  # first, so that it is called last
+    waiting = Waiting(launch)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
-        places = connect(store, rank, size, key, raise_received)
+        store = open_store(launch, waiting, _world)
+        waiting.for_ranks(store)
+        _world.places = connect(store, launch.rank, launch.size, key, waiting.check)
     except (RuntimeError, ValueError) as error:
         time.sleep(1)  # the store ends with rank 0; let the others read from it what is wrong
         raise ConfigError(f"the ranks cannot connect: {error}") from error
-    if rank:
+    if launch.rank:
         serve(key)
         return False
-    _world = World(places, key, launched=True)
-    atexit.register(leave)  # first, so that it is called last
     return True
+
+
+class Waiting:
+    """Says for which ranks a launched rank waits, soon and then again and again.
+
+    Variables that an earlier program has left behind look like those of a slow rank.
+    """
+
+    def __init__(self, launch: Launch):
+        self.launch, self.next = launch, time.monotonic() + FIRST_WORD
+        self._who: Callable[[], str] = lambda: "rank 0"
+
+    def for_ranks(self, store: dist.Store) -> None:
+        """Say from now on which ranks the store lacks."""
+        ranks = range(self.launch.size)
+        self._who = lambda: plural_ranks([n for n in ranks if not store.check([str(n)])])
+
+    def check(self) -> None:
+        """Say it if it is time. Raises KeyboardInterrupt if a signal was received."""
+        raise_received()
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + NEXT_WORD
+        rank, size, host, port = self.launch
+        print(
+            f"fedexp: rank {rank} of {size} waits for {self._who()} (all meet at {host}:{port}),"
+            f" because {given(os.environ)} say that {size} ranks were started; if this is the only"
+            f" process, unset {named(os.environ)[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def plural_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def open_store(launch: Launch, waiting: Waiting, here: World) -> dist.Store:
+    """Return the store of rank 0, once it can be reached.
+
+    torch's call waits without a look at signals, so another thread makes it.
+    """
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun has the store
+    found: list[dist.Store | RuntimeError] = []
+
+    def connect_store() -> None:
+        arguments = launch.host, launch.port, launch.size, launch.rank == 0 and not agent
+        try:
+            store = dist.TCPStore(*arguments, JOINING, wait_for_workers=False, multi_tenant=True)
+            found.append(store)
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = Thread(target=connect_store, daemon=True)
+    here.waiting.append(thread)
+    thread.start()
+    while not found:
+        waiting.check()
+        thread.join(0.01)
+    if isinstance(found[0], RuntimeError):
+        raise found[0]
+    return found[0]
 
 
 def ends_with(code: int) -> None:
