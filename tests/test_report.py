@@ -164,12 +164,11 @@ def test_report_of_a_run_without_tables_names_what_they_need(tmp_path, capsys):
     ("given", "reason"),
     [
         (["run"], "run is a run"),
-        ([".", "--metric", "backward_transfer"], "--out and --metric write one row per run"),
-        ([".", "--out", "all"], "--out and --metric write one row per run"),
+        ([".", "--out", "all"], "--out writes one row per run"),
     ],
 )
 @pytest.mark.parametrize(
-    "flag", [["--metrics", "accuracy"], ["--sort", "name"], ["--transpose"], ["--baseline", "a"]]
+    "flag", [["--sort", "name"], ["--transpose"], ["--baseline", "a"], ["--latex"]]
 )
 def test_flag_of_a_sweeps_table_is_not_ignored(given, reason, flag, tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "run")
@@ -177,6 +176,19 @@ def test_flag_of_a_sweeps_table_is_not_ignored(given, reason, flag, tmp_path, ca
     assert main(["report", *given, *flag]) == 2
     message = f"fedexp: {flag[0]}: is for the table of a sweep, but {reason}\n"
     assert capsys.readouterr().err == message
+
+
+def test_values_of_a_run_are_shown(tmp_path, capsys):
+    make_run(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run"), "--metrics", "best_accuracy,forgetting"]) == 0
+    text = (
+        "| | Best accuracy (%) | Forgetting |\n| --- | --- | --- |\n| FedAvg | 75.00 | 0.125 |\n\n"
+    )
+    assert capsys.readouterr().out == text
+    assert main(["report", str(tmp_path / "run"), "--metrics", "best_acuracy"]) == 2
+    assert (
+        "--metrics best_acuracy: no run has this value (nearest: 'best_" in capsys.readouterr().err
+    )
 
 
 def test_directory_without_runs_is_an_error(tmp_path, capsys):

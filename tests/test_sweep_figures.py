@@ -9,7 +9,10 @@ import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.means_table import Layout
-from fedexp.analysis.report import write_page, write_report, write_tables
+from fedexp.analysis.page import to_html, write_page
+from fedexp.analysis.report import write_report, write_tables
+from fedexp.analysis.sweep import find_sweep
+from fedexp.config.options import conf_directories
 from fedexp.rundir.sweeps import own_jobs
 from test_figures import make_run as make_files
 
@@ -229,8 +232,11 @@ def test_report_writes_tables_and_figures(tmp_path):
     shown = sorted(path.relative_to(tmp_path).as_posix() for path in drawn)
     assert re.findall('src="(.+?)"', page) == shown
     assert len(list((tmp_path / "figures").iterdir())) == 3  # without temporary files
-    assert "<th>best accuracy</th>" in page
-    assert page.index("<td>FedNTD</td>") < page.index("src=") < page.index(">rounds to target</a>")
+    # the formatted tables, the figures, and links to the csv files
+    text = "<p>One seed, so nothing is in bold.</p>"
+    places = [text, "<td>FedNTD</td>", "<h2>Rounds to target</h2>", "src=", 'href="table.csv"']
+    assert [page.index(each) for each in places] == sorted(map(page.index, places))
+    assert "<th>Accuracy (%)</th>" in page
     paths = write_report(tmp_path, figures=False)
     assert len(paths) == 3
     # no pictures of earlier reports
@@ -251,5 +257,23 @@ def test_page_shows_text_of_the_runs_as_text(tmp_path):
     page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
     assert "&lt;script&gt;" in page
     assert "<script" not in page
-    assert "<td>0.25</td>" in page
-    assert "<td>0.5</td>" in page
+    assert "<td>25.00</td>" in page
+    assert "<td>50.00</td>" in page
+
+
+def test_page_has_the_marks_of_markdown():
+    text = "# a\n\n`x=<1>` and **2**\n\n| | b\\|c |\n| --- | --- |\n| &lt;i> | **3 ± 1** |\n"
+    rows = "<tr><th></th><th>b|c</th></tr>\n<tr><td>&lt;i&gt;</td><td><b>3 ± 1</b></td></tr>"
+    assert to_html(text).replace("</tr><tr>", "</tr>\n<tr>") == (
+        "<h1>a</h1>\n<p><code>x=&lt;1&gt;</code> and <b>2</b></p>\n"
+        f"<div><table>{rows}</table></div>"
+    )
+
+
+def test_report_has_the_title_of_its_sweep(tmp_path):
+    make_run(tmp_path / "fedntd_table1", ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"])
+    sweep = find_sweep(tmp_path / "fedntd_table1", conf_directories())
+    paths = write_report(tmp_path / "fedntd_table1", figures=False)
+    lines = (tmp_path / "fedntd_table1/table.md").read_text().splitlines()
+    assert lines[:3] == ["# fedntd_table1", "", sweep.title]
+    assert f"<p>{sweep.title}</p>" in write_page(tmp_path / "fedntd_table1", paths).read_text()

@@ -63,7 +63,7 @@ def test_forgetting_from_any_equals_the_code_of_mammoth():
         assert np.mean([best[i] - results[-1][i] for i in range(2)]) == pytest.approx(expected)
 
 
-# --- fedexp report --metric
+# --- fedexp report --metrics
 
 
 @pytest.fixture
@@ -95,8 +95,9 @@ def finished(tmp_path):
     return tmp_path
 
 
-def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
-    assert main(["report", str(finished), "--metric", ",".join(MEASURES)]) == 0
+def test_table_of_all_runs_shows_measures_between_tasks(finished, capsys, tmp_path):
+    asked = ["--metrics", ",".join(MEASURES), "--out", str(tmp_path / "all")]
+    assert main(["report", str(finished), *asked]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
     cells = [
@@ -106,8 +107,14 @@ def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
     assert len(cells) == 2
     (run,) = (row for row in cells if row["last_accuracy"])
     assert {name: float(run[name]) for name in MEASURES} == pytest.approx(BY_HAND, abs=5e-5)
-    # files are only written with --out
-    assert not any(path.name.startswith("table") for path in finished.iterdir())
+
+    # the same flag shows them for one run
+    assert main(["report", str(finished / "streams"), *asked[:2], "--no-figures"]) == 0
+    head, _, row = capsys.readouterr().out.splitlines()[:3]
+    shown = dict(zip(head.split(" | ")[1:], row.split(" | ")[1:], strict=True))
+    assert float(shown["Backward transfer"]) == pytest.approx(
+        BY_HAND["backward_transfer"], abs=6e-4
+    )
 
 
 def test_table_of_a_sweep_shows_measures_between_tasks(finished, capsys):

@@ -217,4 +217,4 @@ def describe_states(every: Iterable[RunDirectory]) -> str:
     if not found.keys() - {"completed"}:
         return ""
     counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))
-    return f"\n{found.total()} runs: {counts}.\n"
+    return f"{found.total()} runs: {counts}."

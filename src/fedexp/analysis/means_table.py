@@ -21,6 +21,7 @@ from fedexp.analysis.naming import differing, displayed, ordered
 from fedexp.analysis.significance import LEAST_SEEDS, find_best
 from fedexp.core.console import comma_list
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.metrics.task_matrix import MEASURES
 from fedexp.rundir.objective import TARGETS
 
 CHOSEN = "Chosen values (highest accuracy in the last round, averaged over seeds)"
@@ -202,7 +203,10 @@ def choose_values(means: pd.DataFrame, accuracy: str) -> Section:
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that set the layout of a sweep's table."""
     add = parser.add_argument
-    metrics = "comma-separated keys of summary.json, such as best_accuracy, or measures of --metric"
+    metrics = (
+        "comma-separated numbers of summary.json, such as best_accuracy, and measures between"
+        f" tasks: {', '.join(MEASURES)}"
+    )
     add("--metrics", type=comma_list, default=(), help=metrics)
     add("--sort", default="", help="sort rows by name, or by a metric with the best first")
     add("--transpose", action="store_true", help="exchange rows and columns")

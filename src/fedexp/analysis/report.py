@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,10 @@ from fedexp.analysis.frame import (
     tidy,
 )
 from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
-from fedexp.analysis.naming import displayed
+from fedexp.analysis.page import write_page
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
-from fedexp.analysis.sweep_figures import KINDS
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.analysis.task_means import average_tasks, task_sections
 from fedexp.config.named import search_path
@@ -33,7 +32,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError, reason_of
 from fedexp.core.storage import typed_path
 from fedexp.figures import save_all
-from fedexp.figures.pictures import PNG, Pictures, picture_files
+from fedexp.figures.pictures import PNG, Pictures
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import config_folders, own_jobs
@@ -43,15 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 DIFFERENCES, TASKS, LATEX = "differences.csv", "task_means.csv", "table.tex"
-ORIGIN = ("seeds", "commits", "hardware")  # the last columns of the page
-# columns whose names are no words -> their headings on the page
-HEADINGS = {
-    "n": "number of seeds",
-    "pairs": "pairs of runs",
-    "low": "95 % interval from",
-    "high": "to",
-    "least_p": "smallest possible p",
-}
 
 
 def write_sweep_reports(options: argparse.Namespace) -> None:
@@ -116,43 +106,6 @@ def draw_figures(
     return save_all(directory / "figures", pictures, look.changed(flags) if flags else look)
 
 
-def write_page(directory: Path, written: Collection[Path]) -> Path:
-    """Write index.html with the tables and figures in a sweep's directory. Return its path.
-
-    written: the paths of the report. Figures of earlier reports are left out, since they may show
-    other runs.
-    """
-    from jinja2 import Environment, FileSystemLoader
-
-    names = [path.stem for path in directory.glob("*.csv")]
-    tables = {
-        name: page_table(directory / f"{name}.csv")
-        for name in sorted(names, key=lambda name: (name != "table", name))  # the means come first
-    }
-    figures = {
-        path.relative_to(directory).as_posix(): path.stem.replace("_", " ")
-        for path in picture_files(directory / "figures")
-        if path in written or not path.stem.endswith(KINDS)
-    }
-    folder = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
-    page = template.render(title=directory.absolute().name, tables=tables, figures=figures)
-    storage.write_atomically(directory / "index.html", page.encode())
-    return directory / "index.html"
-
-
-def page_table(path: Path) -> str:
-    """Return a csv file as a table of the page, with the display names of methods."""
-    table = storage.read_csv(path, keep_default_na=False, na_values=[""]).dropna(axis=1, how="all")
-    for column in {"method", "baseline"} & set(table):
-        known = table[column].dropna().astype(str).unique().tolist()
-        table[column] = table[column].replace(dict(zip(known, displayed(known), strict=True)))
-    order = sorted(table.columns, key=ORIGIN.__contains__)  # the others keep their places
-    table = table[order].rename(columns=lambda name: HEADINGS.get(name) or layout.heading(name))
-    html: str = table.to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)
-    return html  # with text escaped
-
-
 def print_table(directory: Path, paths: Sequence[Path]) -> None:
     """Print a sweep's table and the paths of its report."""
     print((directory / "table.md").read_text(encoding="utf-8"))
@@ -203,9 +156,11 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
         shown.append(choose_values(table, main_keys(every)[0]))
     of_tasks = average_tasks(every)
     shown += task_sections(of_tasks)
-    head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
-    lines = filter(None, [describe_earlier(directory, every), *left_out])
-    head += "".join(f"\n{layout.markdown_text(line)}\n" for line in lines)
+    lines = [describe_states(jobs), describe_earlier(directory, every), *left_out]
+    if sweep is not None:
+        lines.insert(0, sweep.title)
+    head = f"# {layout.markdown_text(directory.absolute().name)}\n"
+    head += "".join(f"\n{layout.markdown_text(line)}\n" for line in filter(None, lines))
     targets = describe_targets(every)
     contents = {
         "table.csv": layout.csv(table),

@@ -1,13 +1,17 @@
 """Write the tables of one run (`fedexp report RUN`) as csv and LaTeX, and print them."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.frame import tidy
 from fedexp.analysis.layout import Section, all_markdown, csv, latex
+from fedexp.analysis.means_table import Layout, shown_metrics
+from fedexp.analysis.measures import format_value, title_of
+from fedexp.analysis.naming import displayed
 from fedexp.config.values import make_group
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, typed_path, write_atomically
@@ -26,24 +30,35 @@ Table = tuple[str, pd.DataFrame, Section]
 def report_run(directory: Path, options: Namespace) -> None:
     """Write the tables and figures of a run, and print them.
 
-    options: the flags of `fedexp report`. Raises ConfigError if the run has no table.
+    options: the flags of `fedexp report`. Raises ConfigError if the run has no table and no values
+    are requested, or if it does not have these values.
     """
     run = load_run_data(directory)
     written: list[Path] = []
+    if options.metrics:
+        print(all_markdown([values_table(RunDirectory(directory), options.metrics)]))
     for name, table, shown in [*task_tables(run), *client_tables(run)]:
         written += [directory / f"{name}.csv", directory / f"{name}.tex"]
         write_atomically(written[-2], csv(table.reset_index()).encode())
         write_atomically(written[-1], latex(shown).encode())
         print(all_markdown([shown]))
-    if not written:
+    if not (written or options.metrics):
         raise ConfigError(
             f"{directory}: this run has no table; tables need two learned tasks, or the results of"
-            " clients (evaluate=[global,personal]); its figures are drawn by `fedexp figures"
-            f" {typed_path(directory)}`"
+            " clients (evaluate=[global,personal]); --metrics shows values, and `fedexp figures"
+            f" {typed_path(directory)}` draws its figures"
         )
-    if not options.no_figures:
+    if written and not options.no_figures:
         written += draw_run(directory, options)
-    print("\n".join(f"  {display_path(path)}" for path in written))
+    print("".join(f"  {display_path(path)}\n" for path in written), end="")
+
+
+def values_table(run: RunDirectory, metrics: Sequence[str]) -> Section:
+    """Return a row with the requested values of a run. metrics: see `shown_metrics`."""
+    every = tidy([run])
+    shown = shown_metrics(every, Layout(tuple(metrics)))
+    cells = {title_of(name): format_value(every[name][0], name) for name in shown}
+    return Section("", pd.DataFrame(cells, displayed(list(every["method"]))))
 
 
 def draw_run(directory: Path, options: Namespace) -> list[Path]:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.frame import task_measures
+from fedexp.analysis.frame import tidy
 from fedexp.analysis.layout import csv, markdown
+from fedexp.analysis.means_table import Layout, shown_metrics
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.forgetting_metric import main_columns
+from fedexp.rundir import jobs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
@@ -55,12 +57,14 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     return found
 
 
-def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:
-    """Print all runs in the directories as one table.
+def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[str]) -> None:
+    """Write all runs in the directories to one table, and print it.
 
-    out: the path of the table's files, without a suffix, or None to write no files.
+    out: the path of the table's files, without a suffix. metrics: values to add, see
+    `shown_metrics`. The column replaced_by has the run that a sweep counts instead, see
+    `fedexp.rundir.jobs`.
 
-    Raises ConfigError if no run is finished.
+    Raises ConfigError if no run is finished or has a requested metric.
     """
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
     finished = [run for run in there if run.finished]
@@ -70,14 +74,21 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
     rows = [run_row(run, shared, tasks) for run in finished]
-    asked = pd.DataFrame([task_measures(run, measures) for run in finished])
-    table = pd.DataFrame(rows).dropna(axis="columns", how="all").join(asked)
+    replaced = {
+        path: jobs.read(path).replaced for path in {run.directory.parent for run in finished}
+    }
+    for run, row in zip(finished, rows, strict=True):
+        row["replaced_by"] = replaced[run.directory.parent].get(run.directory.name)
+    table = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    if metrics:
+        every = tidy(finished)
+        asked = shown_metrics(every, Layout(tuple(metrics)))
+        table = table.join(every[[name for name in asked if name not in table]])
     table = table.sort_values([name for name in (*DATA, "algorithm", "seed") if name in table])
     cells = {name: [format_cell(str(name), value) for value in table[name]] for name in table}
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
-    if out is not None:
-        write_atomically(out.with_suffix(".csv"), csv(table).encode())
-        write_atomically(out.with_suffix(".md"), text.encode())
+    write_atomically(out.with_suffix(".csv"), csv(table).encode())
+    write_atomically(out.with_suffix(".md"), text.encode())
     print(text, end="")
 
 

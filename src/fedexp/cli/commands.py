@@ -16,8 +16,8 @@ from pathlib import Path
 import fedexp
 from fedexp.config.removed import explain_removed
 from fedexp.core import interrupts
-from fedexp.core.console import Parser, comma_list
-from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
+from fedexp.core.console import Parser
+from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, say
 from fedexp.rundir import files
 
 WORD = re.compile(r"[A-Za-z][\w-]*")
@@ -69,14 +69,14 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     A run in continual learning has a table of the accuracy on each task after each task. A run
     with evaluate=[global,personal] has a table of the results of every client.
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
-    one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
-    files of the runs, and adds a column for each.
+    one row per run. `--metrics NAME,...` selects the values of a sweep's table, adds columns to
+    the table of all runs, or shows values of a run: numbers of summary.json, and measures of
+    forgetting between tasks, which are computed from the files of the runs.
     """
     from fedexp.analysis.means_table import add_layout_flags
     from fedexp.analysis.report import write_sweep_reports
     from fedexp.analysis.run_table import write_run_table
     from fedexp.figures.pictures import add_picture_flags
-    from fedexp.metrics.task_matrix import MEASURES
 
     add = parser.add_argument
     add(
@@ -87,9 +87,6 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     )
     add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
-    known = ", ".join(MEASURES)
-    measures = f"comma-separated measures of forgetting between tasks: {known}"
-    add("--metric", type=comma_list, default=(), help=measures)
     add_picture_flags(parser)
     add_layout_flags(parser)
     options = parse_arguments(parser, arguments)
@@ -97,22 +94,20 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"--out={options.out}: must be a path without a suffix, such as tables/all"
         )
-    for name in options.metric:
-        require_choice("--metric", name, tuple(MEASURES))
     check_layout(options)
-    if options.out is None and not options.metric:
+    if options.out is None:
         write_sweep_reports(options)
     else:
-        write_run_table(options.directories, options.out, options.metric)
+        write_run_table(options.directories, options.out, options.metrics)
     return 0
 
 
 def check_layout(options: Namespace) -> None:
     """Raise ConfigError for a flag of a sweep's table if no such table is written."""
     reasons = [f"{path} is a run" for path in options.directories if (path / files.CONFIG).exists()]
-    if options.out is not None or options.metric:
-        reasons = ["--out and --metric write one row per run"]
-    for flag in ("metrics", "sort", "transpose", "baseline", "latex") if reasons else ():
+    if options.out is not None:
+        reasons = ["--out writes one row per run"]
+    for flag in ("sort", "transpose", "baseline", "latex") if reasons else ():
         if getattr(options, flag):
             raise ConfigError(f"--{flag}: is for the table of a sweep, but {reasons[0]}")
 

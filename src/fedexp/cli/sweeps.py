@@ -415,13 +415,8 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
     to draw figures.
     """
-    from fedexp.analysis.report import (
-        finish_sweep,
-        print_paths,
-        print_table,
-        write_page,
-        write_report,
-    )
+    from fedexp.analysis.page import write_page
+    from fedexp.analysis.report import finish_sweep, print_paths, print_table, write_report
     from fedexp.rundir.sweeps import write_sweep_name
 
     if name is not None:

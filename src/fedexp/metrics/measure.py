@@ -32,7 +32,7 @@ def measure(
     Otherwise, such a matrix is rejected, since some programs print 0 for "not tested".
 
     The names are those of a run's summary.json (`forgetting`, `round_forgetting`, `consistency`;
-    `average_accuracy`, `new_task_accuracy`, `task_forgetting`) and of `fedexp report --metric`. A
+    `average_accuracy`, `new_task_accuracy`, `task_forgetting`) and of `fedexp report --metrics`. A
     measure is nan if it needs more rounds, tasks or accuracies than are given. Without `initial`,
     `consistency` begins with the second round.
 

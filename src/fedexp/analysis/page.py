@@ -1,0 +1,73 @@
+"""index.html of a sweep: its tables as in table.md, then its figures and links to csv files."""
+
+import html
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fedexp.analysis.sweep_figures import KINDS
+from fedexp.core import storage
+from fedexp.figures.pictures import picture_files
+
+TABLES = ("table.md", "comparison.md")  # what the page shows, in this order
+BAR = re.compile(r"(?<!\\)\|")  # between two cells, but not within text
+MARKS = (  # in Markdown and in HTML
+    (re.compile(r"\*\*(.+?)\*\*"), r"<b>\1</b>"),
+    (re.compile(r"`(.+?)`"), r"<code>\1</code>"),
+)
+
+
+def write_page(directory: Path, written: Collection[Path]) -> Path:
+    """Write index.html with the tables and figures in a sweep's directory. Return its path.
+
+    written: the paths of the report. Figures of earlier reports are left out, since they may show
+    other runs.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    found = [directory / name for name in TABLES if (directory / name).exists()]
+    texts = [to_html(path.read_text(encoding="utf-8")) for path in found]
+    figures = {
+        path.relative_to(directory).as_posix(): path.stem.replace("_", " ")
+        for path in picture_files(directory / "figures")
+        if path in written or not path.stem.endswith(KINDS)
+    }
+    data = sorted(path.name for path in directory.glob("*.csv"))
+    folder = FileSystemLoader(Path(__file__).parent)
+    template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
+    page = template.render(title=directory.absolute().name, texts=texts, figures=figures, data=data)
+    storage.write_atomically(directory / "index.html", page.encode())
+    return directory / "index.html"
+
+
+def to_html(text: str) -> str:
+    """Convert Markdown as reports have it: headings, paragraphs, tables, bold and code."""
+    return "\n".join(block_html(block) for block in re.split(r"\n\s*\n", text.strip()))
+
+
+def block_html(block: str) -> str:
+    first = block.split(" ")[0]
+    if block.startswith("|"):
+        return f"<div>{''.join(table_html(block.splitlines()))}</div>"
+    if set(first) == {"#"}:
+        return f"<h{len(first)}>{inline_html(block.removeprefix(first))}</h{len(first)}>"
+    return f"<p>{inline_html(block)}</p>"
+
+
+def table_html(lines: list[str]) -> Iterator[str]:
+    """Yield a table. Its second line separates the head from the body."""
+    yield "<table>"
+    for number, line in enumerate(lines):
+        if number != 1:
+            cells = [inline_html(cell) for cell in BAR.split(line.strip())[1:-1]]
+            tag = "td" if number else "th"
+            yield f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
+    yield "</table>"
+
+
+def inline_html(text: str) -> str:
+    """Convert text, in which `<` and `|` are escaped, see `layout.markdown_text`."""
+    shown = html.escape(text.replace("&lt;", "<").replace("\\|", "|").strip(), quote=False)
+    for mark, tag in MARKS:
+        shown = mark.sub(tag, shown)
+    return shown
