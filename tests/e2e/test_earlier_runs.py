@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ import torch
 
 from fedexp.core import storage
 from fedexp.rundir.checkpoint import ClientStates
+from fedexp.rundir.reader import RunDirectory
 
 KEPT = Path(__file__).parents[1] / "golden" / "earlier"
 SMALL = ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "figures.draw=false"]
@@ -254,22 +254,30 @@ def test_run_of_an_earlier_version_ends_as_with_that_version(
     name: str, fedexp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    check_end(name, tmp_path, fedexp.done, 1e-9)
-
-
-def check_end(name: str, folder: Path, call: Callable[..., Any], rtol: float) -> None:
     with tarfile.open(KEPT / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    write_own(folder)
-    call(*last_command(name, folder))
-    found, expected = jobs_of(folder / "run"), jobs_of(folder / "end")
+        archive.extractall(tmp_path, filter="data")
+    write_own(tmp_path)
+    run = tmp_path / "run"
+    if name == "wandb":
+        before = storage.load_tree(run / "checkpoint/latest.pt")["wandb_id"]
+    fedexp.done(*last_command(name, tmp_path))
+    found, expected = jobs_of(run), jobs_of(tmp_path / "end")
     if RUNS[name].sweep:
         assert [job.name for job in found] == [job.name for job in expected]
     for mine, theirs in zip(found, expected, strict=True):
         one, other = read_all(mine), read_all(theirs)
         if name == "callback":  # callbacks that may end runs belong to the identity since then
             assert one.pop("identity") != other.pop("identity")
-        assert_equal(one, other, rtol)
+        assert_equal(one, other, 1e-9)
+    if name == "wandb":  # the folder of the earlier part is not kept
+        assert [path.name.split("-")[-1] for path in run.glob("wandb/*run-*")] == [before]
+
+
+def test_unfinished_run_of_an_earlier_version_is_reported(fedexp: Any, tmp_path: Path) -> None:
+    with tarfile.open(KEPT / "tasks.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert RunDirectory(tmp_path / "run").status == "unfinished"
+    assert "task_matrix.csv" in fedexp.done("report", "run").out
 
 
 if __name__ == "__main__":
