@@ -288,7 +288,7 @@ def test_every_skipped_command_has_a_reason():
 
 
 FOREIGN = (
-    "smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
+    "shuffle=False|smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
 )
 
 
