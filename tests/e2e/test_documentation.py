@@ -105,6 +105,7 @@ PART = {
 NOT_EXECUTED = {
     "make (test|lint|test lint|test-slow|docs)": ".ci/run does it, in a fresh environment",
     r"make bench\S*|python -m benchmarks\S*( .*)?": ("takes minutes to hours, or needs a GPU"),
+    "python tools/gpu_day.py --out OUT": "fills a GPU for half an hour; it is tried on a CPU",
     "make (audit|test-data|test-gpu)": "needs a network, real data or a GPU",
     "make (constraints|reproduction)|python tests/test_(build|golden).py --write": (
         "writes a committed file"
@@ -287,9 +288,7 @@ def test_every_skipped_command_has_a_reason():
     assert not left_out, "run it, or say in NOT_EXECUTED why not"
 
 
-FOREIGN = (
-    "shuffle=False|smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
-)
+FOREIGN = "shuffle=False|smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
 
 
 def test_options_in_text_exist():
