@@ -288,7 +288,8 @@ def test_every_skipped_command_has_a_reason():
     assert not left_out, "run it, or say in NOT_EXECUTED why not"
 
 
-FOREIGN = "shuffle=False|smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
+# of other programs or of examples
+FOREIGN = "shuffle=False|smooth|--shell-completion|allow_pickle|train_transform"
 
 
 def test_options_in_text_exist():
