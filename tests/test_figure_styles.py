@@ -231,3 +231,49 @@ def test_analysis_of_local_epochs_is_readable(size):
 def test_rows_of_panels_are_equally_long(count, columns):
     with styled():
         assert fitting(count, 1.6, most=4) == columns
+
+
+@pytest.mark.parametrize("methods", [3, 9])
+def test_curves_of_a_sweep_fit_into_a_small_figure(methods, tmp_path):
+    """At 3.4 x 2.0 inches, panels are side by side, no text is cut, and the legend is small."""
+    names = ["fedavg", "fedntd", "fedprox", "moon", "scaffold", "flashback", "fedka", "fedlc"]
+    for name in [*names, "cfed"][:methods]:
+        for seed in (0, 1):
+            make_job(tmp_path, ["dataset=digits", f"algorithm={name}"], seed=seed, rounds=20)
+    with styled(Pictures(size=(3.4, 2.0))):
+        (_, draw_curves), *_ = sweep_pictures(own_jobs(tmp_path))
+        figure = draw_curves()
+        figure.draw_without_rendering()
+        boxes = [axes.get_position() for axes in figure.axes]
+        assert len({round(box.y0, 3) for box in boxes}) == 1
+        assert min(2.0 * box.height for box in boxes) > 0.7
+        around = figure.get_tightbbox()
+        assert around.x0 > -0.05
+        assert around.y0 > -0.05
+        assert around.x1 < 3.45
+        assert around.y1 < 2.05
+        (legend,) = figure.legends
+        assert legend.get_window_extent().height / figure.dpi < 0.5
+        labels = [axes.yaxis.label.get_window_extent() for axes in figure.axes]
+        assert all(0 < box.y0 < box.y1 < 2.0 * figure.dpi for box in labels)
+
+
+def test_curves_are_above_each_other_if_there_is_room(tmp_path):
+    make_job(tmp_path, ["dataset=digits", "algorithm=fedavg"])
+    for size in ((), (6, 5)):
+        with styled(Pictures(size=size)):
+            (_, draw_curves), *_ = sweep_pictures(own_jobs(tmp_path))
+            assert len({axes.get_subplotspec().rowspan.start for axes in draw_curves().axes}) == 2
+
+
+def test_settings_of_the_users_matplotlibrc_do_not_prevent_figures(tmp_path):
+    """Only its fonts are used, which a language may need. Figures do not need LaTeX."""
+    make_small(tmp_path)
+    rc = {"text.usetex": True, "savefig.bbox": "tight", "font.family": ["DejaVu Serif"]}
+    with matplotlib.rc_context(rc):
+        (path,) = make_figures(tmp_path, look=Pictures(size=(3.0, 2.0)))
+        assert matplotlib.rcParams["text.usetex"], "the user's settings are restored"
+        with styled():
+            assert matplotlib.rcParams["font.family"] == ["DejaVu Serif"]
+    with Image.open(path) as image:
+        assert image.width == 1.5 * image.height, "not cut"

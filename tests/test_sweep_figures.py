@@ -12,6 +12,7 @@ from fedexp.analysis.means_table import Layout
 from fedexp.analysis.page import to_html, write_page
 from fedexp.analysis.report import write_report, write_tables
 from fedexp.analysis.sweep import find_sweep
+from fedexp.cli.main import main
 from fedexp.config.options import conf_directories
 from fedexp.rundir.sweeps import own_jobs
 from test_figures import make_run as make_files
@@ -249,6 +250,8 @@ def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fedexp.analysis.report.log.propagate", True)
     assert len(write_report(tmp_path, figures=True)) == 3
     assert "the figures could not be drawn" in caplog.text
+    assert main(["report", str(tmp_path)]) == 1
+    assert main(["report", str(tmp_path), "--no-figures"]) == 0
 
 
 def test_page_shows_text_of_the_runs_as_text(tmp_path):

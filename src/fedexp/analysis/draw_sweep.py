@@ -13,7 +13,16 @@ from matplotlib.figure import Figure
 from fedexp.analysis.measures import main_measures
 from fedexp.analysis.sweep_figures import Setting, settings, slug
 from fedexp.figures.draw import class_maps, task_lines
-from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
+from fedexp.figures.style import (
+    GREY,
+    legend,
+    marker_distance,
+    panels,
+    round_axis,
+    stacked,
+    stroke,
+    write_note,
+)
 from fedexp.rundir.reader import RunDirectory
 
 STYLES = (  # the next style is used once all colours have been used
@@ -51,9 +60,10 @@ def curves(setting: Setting) -> Figure:
     Each curve is a method's mean over seeds, in a band of one standard deviation.
     """
     measures = main_measures(setting.runs)
-    height = 0.6 + 2.5 * len(measures)
-    figure, grid = panels(shortened(setting.title), height, len(measures), sharex=True)
-    grid = grid[:, 0]
+    height, rows = 0.6 + 2.5 * len(measures), stacked(len(measures))
+    shape = (rows, len(measures) // rows)
+    figure, panes = panels(shortened(setting.title), height, *shape, sharex=True)
+    grid = panes.ravel()
     sizes = {len(method.runs) for method in setting.methods}
     for axes, measure in zip(grid, measures, strict=True):
         for method in setting.methods:
@@ -65,7 +75,8 @@ def curves(setting: Setting) -> Figure:
             write_note(axes, "no values")
         axes.set_ylabel(measure.label)
     grid[0].set_ylim(bottom=0)
-    round_axis(grid[-1])
+    for axes in panes[-1]:
+        round_axis(axes)
     legend(figure, grid[0], spread_of(sizes))
     return figure
 
@@ -84,6 +95,7 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
     turn = number // len(rcParams["axes.prop_cycle"])
     mean, marker = values.mean(0), MARKERS[turn % len(MARKERS)] if rounds.size <= 40 else None
     style = look(number) | {"linewidth": stroke(0.8), "marker": marker, "markersize": 3}
+    style["markevery"] = marker_distance(axes, rounds.size)
     axes.plot(rounds, mean, **style, label=label)
     if len(values) > 1:
         spread, colour = values.std(0, ddof=1), style["color"]

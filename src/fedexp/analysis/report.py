@@ -29,7 +29,7 @@ from fedexp.analysis.task_means import average_tasks, task_sections
 from fedexp.config.named import search_path
 from fedexp.config.options import conf_directories
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError, reason_of
+from fedexp.core.errors import FAILED, ConfigError, reason_of
 from fedexp.core.storage import typed_path
 from fedexp.figures import save_all
 from fedexp.figures.pictures import PNG, Pictures
@@ -44,14 +44,16 @@ log = logging.getLogger("fedexp")
 DIFFERENCES, TASKS, LATEX = "differences.csv", "task_means.csv", "table.tex"
 
 
-def write_sweep_reports(options: argparse.Namespace) -> None:
+def write_sweep_reports(options: argparse.Namespace) -> int:
     """Write the report of each sweep or run, and print its tables.
 
-    options: the flags of `fedexp report`.
+    options: the flags of `fedexp report`. Return the exit code: 1 if the figures of a sweep could
+    not be drawn.
 
     Raises ConfigError if a directory has no finished run.
     """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
+    code = 0
     for directory in options.directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory")
@@ -62,6 +64,9 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
         if not paths:
             raise ConfigError(f"no finished run in {directory}")
         print_table(directory, [*paths, write_page(directory, paths)])
+        if not options.no_figures and not any(path.parent.name == "figures" for path in paths):
+            code = FAILED
+    return code
 
 
 def write_report(

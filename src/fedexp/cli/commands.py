@@ -96,9 +96,8 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         )
     check_layout(options)
     if options.out is None:
-        write_sweep_reports(options)
-    else:
-        write_run_table(options.directories, options.out, options.metrics)
+        return write_sweep_reports(options)
+    write_run_table(options.directories, options.out, options.metrics)
     return 0
 
 

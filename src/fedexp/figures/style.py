@@ -3,6 +3,7 @@
 Sizes, colours and fonts are set in the style file fedexp.mplstyle, which `styled` reads.
 """
 
+import math
 import textwrap
 import threading
 import warnings
@@ -25,6 +26,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from fedexp.figures.pictures import PNG, Pictures
 
 OURS = Path(__file__).with_name("fedexp.mplstyle")
+FONTS = ("font.family", "font.sans-serif", "font.serif")  # a language may need other fonts
 NARROW = 6.0  # inches; a narrower figure has its legends above or below the panels
 LETTER = 0.58  # mean width of a letter, relative to the size of the font
 NAMED_CLASSES = 20  # maximum number of classes that are labelled by name
@@ -40,11 +42,13 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
     """Use fedexp's style for the figures that are drawn and written in the `with` block.
 
     pictures: the settings of the figures. A style file of the user is applied after fedexp's
-    style, and the size and the colour map after it. With a size, text shrinks with the square root
-    of the width. matplotlib's warnings about missing letters and about the space for a legend are
-    suppressed.
+    style, and the size and the colour map after it. Of the user's matplotlibrc, only the fonts are
+    used: other settings, such as text.usetex, could change or prevent the figures. With a size,
+    text shrinks with the square root of the width. matplotlib's warnings about missing letters and
+    about the space for a legend are suppressed.
     """
-    styles: list[str | Path | dict[str, Any]] = [OURS]
+    fonts = {key: value for key, value in matplotlib.rcParams.items() if key in FONTS}
+    styles: list[str | Path | dict[str, Any]] = [fonts, OURS]
     last: dict[str, Any] = {}
     if pictures.size:
         styles.append({"font.size": 10 * min(1.0, pictures.size[0] / 8) ** 0.5})
@@ -53,7 +57,7 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
         last["image.cmap"] = pictures.colour_map
     styles += [pictures.style] if pictures.style else []
     styles.append(last)
-    with _one_at_a_time, context(styles), warnings.catch_warnings():
+    with _one_at_a_time, context(styles, after_reset=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _named.append(pictures)
         try:
@@ -258,6 +262,16 @@ def fitting(count: int, inches: float, most: int = 100, between: float = 0.35) -
     return -(-count // -(-count // best))
 
 
+def stacked(count: int, least: float = 1.0) -> int:
+    """Return in how many rows to draw `count` panels that share their axis of rounds.
+
+    They are above each other, or side by side if the height of the figure is fixed and a panel
+    would be lower than `least` inches.
+    """
+    high = fixed_height()
+    return count if high is None or (high - 0.8) / count - 0.35 >= least else 1
+
+
 def is_narrow() -> bool:
     """Return whether a figure has no room for a legend beside its panels."""
     return width() < NARROW
@@ -272,6 +286,8 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
     if is_narrow():
         columns = legend_columns(labels, len(labels))
         place = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1}
+        place |= {"labelspacing": 0.2, "borderpad": 0}
+        title = " ".join(title.split("\n"))
     figure.legend(handles, labels, title=title or None, **place)
 
 
@@ -300,6 +316,13 @@ def legend_above(axes: Axes, columns: int, **options: Any) -> None:
     fit = legend_columns(axes.get_legend_handles_labels()[1], columns)
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "ncols": fit}
     axes.legend(**place, borderaxespad=0, **options)
+
+
+def marker_distance(axes: Axes, points: int) -> int:
+    """Return n if every n-th point of a curve has room for a marker. points: their number."""
+    grid = axes.get_subplotspec()
+    columns = 1 if grid is None else grid.get_gridspec().ncols
+    return max(math.ceil(points * columns / (5 * width())), 1)
 
 
 def line(
