@@ -14,6 +14,8 @@ install = { test -x $(BIN)/uv && $(BIN)/uv pip install --python $(BIN)/python $(
 STAMP := $(VENV)/.installed
 # Tests start many processes. Without byte code, each would compile the whole package again.
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
+# The tests of a file share what they set up, so they run in one process.
+IN_PARALLEL = --numprocesses=2 --dist=loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-data test-gpu test-slow bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
@@ -37,7 +39,7 @@ run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.
 	$(BIN)/fedexp $(ARGS)
 
 test: $(STAMP) ## the tests (no network needed); options: make test ARGS="-k resume"
-	$(TEST) -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+	$(TEST) -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 	$(TEST) -m pytest -m data $(ARGS)
@@ -45,8 +47,8 @@ test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 test-gpu: $(STAMP) ## tests that need a CUDA device
 	$(TEST) -m pytest -m gpu $(ARGS)
 
-test-slow: $(STAMP) ## variants; the wheel in a clean environment (needs a package index)
-	$(TEST) -m pytest -m slow $(ARGS)
+test-slow: $(STAMP) ## slow variants; the wheel (needs a package index)
+	$(TEST) -m pytest -m slow $(IN_PARALLEL) $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -16,6 +16,7 @@ import torch
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.moon import Moon
 from fedexp.config.build import build
+from fedexp.core import provenance
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.data.cache import load_mapped
@@ -23,7 +24,6 @@ from fedexp.data.mapped import Chosen
 from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential, group_name, result_values
 from fedexp.trackers.base import Callback, CallbackConfig
-from fedexp.training import summary
 from toy_federation import composed, make_simulation
 
 CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
@@ -264,20 +264,53 @@ def test_commit_of_the_checkout_is_recorded(tmp_path, monkeypatch):
             ["git", *who, *words], cwd=at, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert Path(__file__).parents[1] == summary.ROOT
-    if (summary.ROOT / ".git").exists():
-        assert summary.commit.__wrapped__().removesuffix("+") == git(
-            "rev-parse", "HEAD", at=summary.ROOT
-        )
+    root = Path(__file__).parents[1]
+    assert root == provenance.ROOT
+    if (root / ".git").exists():
+        assert provenance.commit().removesuffix("+") == git("rev-parse", "HEAD", at=root)
     git("init")
     (tmp_path / "file").write_text("first")
     git("add", "file")
     git("commit", "-m", "one")
     head = git("rev-parse", "HEAD")
-    monkeypatch.setattr(summary, "ROOT", tmp_path)
-    assert summary.commit.__wrapped__() == head
+    assert provenance.commit_of(tmp_path) == head
     (tmp_path / "file").write_text("changed")
-    assert summary.commit.__wrapped__() == f"{head}+"
+    assert provenance.commit_of(tmp_path) == f"{head}+"
     (tmp_path / "site-packages").mkdir()
-    monkeypatch.setattr(summary, "ROOT", tmp_path / "site-packages")
-    assert summary.commit.__wrapped__() is None
+    assert provenance.commit_of(tmp_path / "site-packages") is None
+
+
+def test_package_without_git_has_the_commit_that_it_was_built_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    assert provenance.commit.__wrapped__() is None
+    (tmp_path / provenance.COMMIT).write_text("0123abcd+\n")
+    assert provenance.commit.__wrapped__() == "0123abcd+"
+
+
+def test_source_is_equal_in_a_package_and_its_checkout_and_changes_with_a_file(
+    tmp_path, monkeypatch
+):
+    def write(name: str, text: str = "") -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def source_of(packages: str) -> str:
+        monkeypatch.setattr(provenance, "PACKAGE", tmp_path / packages / "fedexp")
+        monkeypatch.setattr(provenance, "ROOT", tmp_path)
+        return provenance.source.__wrapped__()
+
+    for packages, conf in (("src", "conf"), ("site-packages", "site-packages/fedexp/conf")):
+        for name in ("fedexp/__init__.py", "fedexp/core/a.py", "fedexp_more/__init__.py"):
+            write(f"{packages}/{name}", name)
+        write(f"{conf}/algorithm/b.yaml", "beta: 1")
+        write(f"{packages}/other/__init__.py", packages)
+        write(f"{packages}/fedexp/__pycache__/a.pyc", packages)
+    first = source_of("src")
+    assert source_of("site-packages") == first
+    for name in ("fedexp/core/a.py", "fedexp_more/__init__.py", "fedexp/conf/algorithm/b.yaml"):
+        path = tmp_path / "site-packages" / name
+        before = path.read_text()
+        path.write_text(f"{before} ")
+        assert source_of("site-packages") != first, name
+        path.write_text(before)

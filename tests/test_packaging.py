@@ -1,5 +1,5 @@
-"""The wheel, installed into a clean environment and used from another directory (needs a package
-index).
+"""The wheel, installed into an environment of its own and used from another directory. Building it
+needs a package index.
 """
 
 import json
@@ -8,16 +8,16 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # installing PyTorch takes minutes
+from fedexp.core import provenance
+
+pytestmark = pytest.mark.slow  # builds packages
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,14 +56,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(built: Path) -> Iterator[Path]:
-    """Yield bin/ of a new environment that has only the wheel and its dependencies."""
-    with tempfile.TemporaryDirectory(prefix="fedexp-wheel-") as folder:
-        venv.create(folder, with_pip=True)
-        (wheel,) = (built / "direct").glob("*.whl")
-        binaries = Path(folder, "bin")
-        call(binaries / "python", "-m", "pip", "install", "--quiet", wheel, cwd=built)
-        yield binaries
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return bin/ of a new environment that has only the wheel, and the packages of this one.
+
+    A path in a .pth file does not bring the .pth files there, such as that of an editable fedexp.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (theirs,) = folder.glob("lib/python*/site-packages")
+    (theirs / "ours.pth").write_text("\n".join(ours))
+    (wheel,) = (built / "direct").glob("*.whl")
+    install = ("-m", "pip", "--python", folder / "bin/python", "install", "--quiet")
+    call(sys.executable, *install, "--no-deps", "--no-index", wheel, cwd=built)
+    return folder / "bin"
 
 
 def test_wheel_and_sdist_contain_the_configuration(built: Path):
@@ -93,7 +99,7 @@ def test_wheel_and_sdist_contain_the_configuration(built: Path):
 
 
 def test_wheel_runs_from_another_directory(environment: Path, tmp_path: Path):
-    where = "import fedexp.config.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
+    where = "import fedexp.config.options as c; print(c.__file__, c.conf_directory(), sep='\\n')"
     for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(environment.parent.resolve()), (
             "code and conf/ come from the wheel"
@@ -105,5 +111,7 @@ def test_wheel_runs_from_another_directory(environment: Path, tmp_path: Path):
     call(environment / "fedexp", "tracker=none", "rounds=2", "hydra.run.dir=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("completed", 2)
-    assert summary["commit"] is None, "a wheel has no checkout"
+    assert summary["commit"] == provenance.commit(), "that of the checkout"
+    origin = json.loads((tmp_path / "run" / "origin.json").read_text())
+    assert origin["parts"][0]["source"] == provenance.source()
     assert (tmp_path / "run" / "figures" / "curves.png").exists()

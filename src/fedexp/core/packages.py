@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError, reason_of
-
-ROOT = Path(__file__).resolve().parents[3]  # the checkout if fedexp runs from source
+from fedexp.core.provenance import ROOT
 
 
 def import_extra(module: str, extra: str, setting: str) -> Any:

@@ -7,8 +7,9 @@
  "directory": "...",        the working directory that relative paths refer to
  "shape": [32, 32, 3],      of the stored inputs
  "sweep": "...",            the sweep that started the run; null for a single run
- "parts": [{"first_round": 0, "versions": {...}, "commit": ..., "hardware": {...},
-            "data": {"arrays": <checksum>, ...}}],   another part if a resumed run differs
+ "parts": [{"first_round": 0, "versions": {...}, "commit": ..., "source": <hash of the code>,
+            "hardware": {...}, "data": {"arrays": <checksum>, ...}}],   another part if a resumed
+                            run differs
  "values": {...}}           see `fedexp.rundir.identity.essential`
 """
 

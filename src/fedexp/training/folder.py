@@ -24,6 +24,7 @@ from fedexp.config.composition import path_override
 from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.provenance import source
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT, Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
@@ -268,7 +269,7 @@ class RunFolder:
     def _write_origin(self, simulation: Simulation) -> None:
         """Write what the next rounds are computed with to origin.json."""
         first = 0 if self.saved is None else self.saved.state["round"] + 1
-        made_with = environment(simulation.hardware)
+        made_with = environment(simulation.hardware) | {"source": source()}
         part = {"first_round": first, **made_with, "data": dict(self.checksums)}
         shape = simulation.runtime.data.x_train.shape[1:]
         before = None if self.saved is None else self.origin

@@ -3,7 +3,6 @@
 import functools
 import platform
 import resource
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -14,7 +13,7 @@ import torch
 
 import fedexp
 from fedexp.core.memory import proc_bytes
-from fedexp.core.packages import ROOT
+from fedexp.core.provenance import commit
 from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
 from fedexp.engine.hardware import Resolved
 from fedexp.metrics.quantity import ACCURACY, OF_RUN, SECONDS, SPEED
@@ -147,30 +146,6 @@ def versions(*packages: str) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found | {"torch": str(torch.__version__)}  # includes the build, such as +cpu
-
-
-# The result is cached, because the running code does not change and calling git is slow.
-@functools.cache
-def commit() -> str | None:
-    """Return the git commit of the fedexp checkout, or None if fedexp was installed from a wheel.
-
-    A `+` at the end means that the checkout has uncommitted changes.
-    """
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != ROOT:
-            # fedexp is installed in an environment inside another project's checkout
-            return None
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
