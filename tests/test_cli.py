@@ -113,6 +113,13 @@ def test_nearest_name_ignores_case():
     assert nearest("zzz", ["fedavg"]) == ""
 
 
+def test_nearest_name_is_similar():
+    """Keys are also compared by their last word."""
+    keys = ["tracker", "local.epochs", "rounds"]
+    assert nearest("stragglers", keys) == ""
+    assert nearest("epoch", keys) == nearest("local.epoch", keys) == " (nearest: 'local.epochs')"
+
+
 def test_install_command_names_the_extra_and_its_versions(monkeypatch, tmp_path):
     (needed,) = packages.requirements("joblib")
     assert needed.startswith("hydra-joblib-launcher")

@@ -4,6 +4,7 @@ extraction, no eval."""
 import ast
 import json
 import os
+import pickle
 import shutil
 import sys
 import tomllib
@@ -17,11 +18,13 @@ import yaml
 
 import fedexp
 from fedexp.cli import main
+from fedexp.config.build import build
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
 from fedexp.models.pretrained import Timm, Torchvision
 from quick_runs import SMALL
+from toy_federation import composed
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
@@ -216,6 +219,19 @@ def test_torchvision_weights_are_read_with_weights_only(monkeypatch):
     model = Torchvision(name="resnet18", weights="DEFAULT", image_size=None)
     assert model.published_weights() == {}
     assert asked["weights_only"] is True
+
+
+def test_changed_pickles_of_cifar_are_not_read(tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    for name, _ in (*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], "")):
+        (folder / name).write_bytes(pickle.dumps(Thief()))
+    with pytest.raises(ConfigError, match=r"a file in .* is corrupt"):
+        build(composed("dataset=cifar10", f"data_dir={tmp_path}")).dataset.load()
+    assert not Path("stolen").exists()
 
 
 # ---- names that libraries read as programs ----

@@ -136,10 +136,16 @@ def say(message: str, code: int = BAD_INPUT) -> int:
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return the hint ` (nearest: 'x')` for a misspelt name.
 
-    Return an empty string if no candidate is similar. The comparison ignores case.
+    Return an empty string if no candidate is similar. The comparison ignores case, and a candidate
+    with dots is also compared by its last word.
     """
-    by_letters = {candidate.lower(): candidate for candidate in reversed(list(candidates))}
-    match = difflib.get_close_matches(name.lower(), list(reversed(by_letters)), n=1, cutoff=0.5)
+    by_letters: dict[str, str] = {}
+    for candidate in candidates:
+        by_letters.setdefault(candidate.lower(), candidate)
+    for candidate in list(by_letters.values()):
+        by_letters.setdefault(candidate.lower().rpartition(".")[2], candidate)
+    cutoff = 0.5 if len(name) < 4 else 0.6  # of short names, one letter is a third or a half
+    match = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=cutoff)
     return f" (nearest: '{by_letters[match[0]]}')" if match else ""
 
 
