@@ -505,16 +505,18 @@ def tables(directory):
     return result
 
 
-@pytest.mark.parametrize(
-    ("error", "interval"),
-    [
-        pytest.param(KeyboardInterrupt, 1, id="interrupt", marks=pytest.mark.slow),
-        pytest.param(RuntimeError, 2, id="crash between checkpoints"),
-    ],
-)
 @one_of_each_kind("row", {row.cls.__name__: row for row in ROWS}, *KEPT, *DRAWN, *ON_THE_SERVER)
-def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(row, tmp_path):
     """Bit for bit, also if files have rows after the checkpoint."""
+    check_resumed(row, RuntimeError, 2, tmp_path)
+
+
+def test_interrupted_run_resumes_after_its_last_round(tmp_path):
+    check_resumed(ROWS[0], KeyboardInterrupt, 1, tmp_path)
+
+
+def check_resumed(row, error, interval, tmp_path):
+    """interval: the rounds between two checkpoints."""
     simulation = row.simulation(rounds=5, participation=0.4, checkpoint_interval=interval)
     whole = record(simulation, tmp_path / "whole", resume=False)
     stopping = Stopping(simulation.engine, LOCAL.lr_at(3), error)

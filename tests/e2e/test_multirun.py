@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from helpers import ALGORITHM, SMALL, add_class, assert_same_run, summary_of
+from helpers import ALGORITHM, SMALL, add_class, assert_same_run, summary_of, write_images
 
 from fedexp.cli.sweeps import show_report
 from wandb_runs import read_run, run_folders
@@ -156,3 +156,28 @@ def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
     assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
     assert summary_of(broken)["status"] == "completed"
     assert not (broken / "error.txt").exists()
+
+
+def test_preview_names_data_that_are_missing(fedexp, tmp_path):
+    """Once for all jobs. What exists, and what comes with a package, is not named."""
+    write_images(tmp_path / "photos", 4, 2)
+    for split in ("train", "test"):
+        (tmp_path / "data/mnist" / split).mkdir(parents=True)
+    given = ("num_clients=2", "participation=1", "data_dir=data", "preview=true")
+
+    def notes(*more: str) -> list[str]:
+        lines = fedexp.done("--multirun", *given, *more).out.splitlines()
+        return [line for line in lines if "this machine" in line]
+
+    assert notes("dataset=digits,mnist", "seed=0,1") == []
+    assert notes("dataset=image_folder", "dataset.root=photos") == []
+    (note,) = notes("dataset=cifar10", "seed=0,1")
+    assert note.startswith("cifar10 is not on this machine: a run downloads cifar-10-python.tar.gz")
+    (note,) = notes("dataset=image_folder", "dataset.root=nowhere", "seed=0,1")
+    assert note.startswith("image_folder is not on this machine: nowhere/train: ")
+    texts = ("dataset=thucnews", "model=textcnn", "surrogate.dataset=weibo")
+    labelled, unlabelled = notes(*texts)
+    assert labelled.startswith("thucnews is not on this machine: data/thucnews: has no texts")
+    assert unlabelled.startswith("weibo is not on this machine: dataset.file=")
+    assert notes("dataset=femnist", "partition=natural")
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "data"}

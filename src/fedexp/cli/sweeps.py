@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from fedexp.analysis.naming import rounded
 from fedexp.analysis.sweep import expand, launches, load_sweep
 from fedexp.config.arguments import as_typed
-from fedexp.config.build import build
+from fedexp.config.build import Built, build
 from fedexp.config.composition import path_override, quoted, without_hydra
 from fedexp.config.launchers import RUN_NAME, check_installed, name_ends
 from fedexp.config.named import search_path
@@ -42,6 +42,7 @@ from fedexp.core.errors import (
     say,
 )
 from fedexp.core.storage import display_path, read_csv
+from fedexp.data.types import DataSource
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
@@ -304,10 +305,10 @@ def describe_values(overrides: Iterable[str], swept: Collection[str]) -> str:
 def check_jobs(
     multirun: Multirun, grids: Sequence[Sequence[Sequence[str]]], shows: bool
 ) -> list[Planned]:
-    """Compose and check every job without data, which takes a second or so for each.
+    """Compose and check every job without reading data, which takes a second or so for each.
 
-    grids: the overrides of each job of each grid. shows: whether to print the jobs and their
-    states.
+    grids: the overrides of each job of each grid. shows: whether to print the jobs, their
+    states and which data are missing.
 
     A job that several grids have is returned once. Raises ConfigError with all messages, and the
     jobs that each of them is about. Raises KeyboardInterrupt after the job at which a signal came.
@@ -319,6 +320,7 @@ def check_jobs(
     planned: dict[Path, tuple[int, Planned]] = {}  # with the number of the grid
     wrong: dict[str, list[str]] = {}
     counts: Counter[str] = Counter()
+    sources: dict[str, DataSource] = {}
     grid_of = [number for number, grid in enumerate(grids) for _ in grid]
     for grid, job in zip(grid_of, compose(multirun, jobs, swept), strict=True):
         name = " ".join(names[tuple(job.overrides)]) or job.directory.name
@@ -331,10 +333,12 @@ def check_jobs(
             state = job_status(job)
             counts["done" if state in OVER else state.split()[0]] += 1
             print(f"{name:<{width}}  {state}", flush=True)
-        for message in find_errors(job, name):
+        for message in find_errors(job, name, sources):
             wrong.setdefault(message, []).append(name)
         interrupts.raise_received()
     if shows:
+        for line in missing_data(sources.values()):
+            print(line)
         others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
         print(f"{plural(len(planned), 'job')}: {counts['done']} done{''.join(others)}")
     if wrong:
@@ -360,10 +364,13 @@ def describe_same(job: Planned, other: Planned) -> str:
     )
 
 
-def find_errors(job: Planned, name: str) -> list[str]:
-    """Return the message of `check_job` if the configuration of a job is invalid, or []."""
+def find_errors(job: Planned, name: str, sources: dict[str, DataSource]) -> list[str]:
+    """Return the message of `check_job` if the configuration of a job is invalid, or [].
+
+    sources: the data sets of the jobs, to which those of this job are added.
+    """
     try:
-        check_job(job)
+        sources |= data_sources(check_job(job))
     except ConfigError as error:
         return [str(error)]
     except Exception:
@@ -371,8 +378,8 @@ def find_errors(job: Planned, name: str) -> list[str]:
     return []
 
 
-def check_job(job: Planned) -> None:
-    """Raise ConfigError if the configuration of a job is invalid."""
+def check_job(job: Planned) -> Built:
+    """Return the objects of a job. Raises ConfigError if its configuration is invalid."""
     HydraConfig.instance().set_config(job.composed)
     if job.composed.get("resume") is not None:
         raise ConfigError("resume=: resumes a single run and cannot be used with --multirun")
@@ -382,6 +389,25 @@ def check_job(job: Planned) -> None:
     check(centralized_config(built), metrics_of(built))
     if not job.directory.exists():  # a continued job may have options without effect
         check_used(built.values, job.overrides)
+    return built
+
+
+def data_sources(built: Built) -> dict[str, DataSource]:
+    """Return the data sets of a job, by what tells them apart."""
+    others = [built.surrogate.dataset, *getattr(built.scenario, "domains", ())]
+    return {repr(each): each for each in (built.dataset, *others) if each is not None}
+
+
+def missing_data(sources: Iterable[DataSource]) -> Iterator[str]:
+    """Yield a line for each data set whose files are not on this machine."""
+    for source in sources:
+        try:
+            downloads = source.find()
+        except ConfigError as error:
+            yield f"{source.name} is not on this machine: {error}"
+        else:
+            if downloads:
+                yield f"{source.name} is not on this machine: a run {downloads}"
 
 
 def name_jobs(jobs: Sequence[Sequence[str]]) -> dict[tuple[str, ...], list[str]]:

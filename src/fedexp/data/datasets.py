@@ -281,6 +281,9 @@ class TorchvisionDataset(Published, JoinsSplits):
         mnist = hasattr(self.source, "resources")
         return folder / self.torchvision_class / "raw" if mnist else folder
 
+    def find(self) -> str:
+        return "" if self.image_tree() is not None else super().find()
+
     @property
     def is_present(self) -> bool:
         names = [name.removesuffix(".gz") for name, _ in self.published]
@@ -428,9 +431,17 @@ class Femnist(Dataset):
     Each writer is a natural client (see `Data.owners`).
     """
 
-    def read(self) -> Arrays:
+    def find(self) -> str:
+        self.split_files()
+        return ""
+
+    def split_files(self) -> tuple[Sequence[Path], Sequence[Path]]:
         folder = Path(self.data_dir, self.name)
         train, test = (leaf.find_split_files(folder / split) for split in ("train", "test"))
+        return train, test
+
+    def read(self) -> Arrays:
+        train, test = self.split_files()
         content = stamps(map(SourceFile.of, (*train, *test)), self.data_dir)
         build = functools.partial(leaf.read_femnist, train, test)
         return load_cached(self.data_dir, self.name, content, {}, build)
@@ -442,6 +453,10 @@ class ImageFiles(Dataset):
     @abstractmethod
     def scan(self) -> Tree:
         """Find the image files and their labels. Raises ConfigError if they are missing."""
+
+    def find(self) -> str:
+        self.scan()
+        return ""
 
     def read(self) -> Arrays:
         if isinstance(self, Published):

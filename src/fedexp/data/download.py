@@ -59,6 +59,10 @@ class Published(DataSource):
     def is_present(self) -> bool:
         """Return whether the unpacked files exist."""
 
+    def find(self) -> str:
+        names = ", ".join(name for name, _ in self.published)
+        return "" if self.is_present else f"downloads {names} to {self.download_folder}"
+
     def fetch_missing(self) -> None:
         """Download and unpack the files if they are missing.
 

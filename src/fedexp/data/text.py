@@ -150,6 +150,10 @@ class TextDataset(TextSource):
     # layout of the files; None: the first layout that matches a file
     layout: Literal["txt", "csv", "class_il", "domain_il"] | None
 
+    def find(self) -> str:
+        find_files(self.folder, self.layout)
+        return ""
+
     def read(self, length: int) -> LabelledTexts:
         parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
         listed = self._listed_classes()
@@ -186,13 +190,21 @@ class UnlabelledTexts(TextSource):
 
     file: str  # path of the csv file, relative to data_dir
 
-    def read(self, length: int) -> LabelledTexts:
+    def find(self) -> str:
+        self.path()
+        return ""
+
+    def path(self) -> Path:
         path = Path(self.data_dir, self.file)
         if path.suffix != ".csv" or not path.is_file():
             raise ConfigError(
                 f"dataset.file={self.file}: {path} must be an existing csv file with a column named"
                 " title, body, content or article; fedexp cannot download this file"
             )
+        return path
+
+    def read(self, length: int) -> LabelledTexts:
+        path = self.path()
         texts = [example.text for example in read_texts([path], length, labelled=False)]
         if empty := texts.count(""):
             log.warning("%s: %s of %s texts are empty", path, f"{empty:,}", f"{len(texts):,}")

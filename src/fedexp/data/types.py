@@ -200,6 +200,13 @@ class DataSource(Checked, ABC, prefix="dataset."):
         """Return how inputs were converted when they were read, or an empty text."""
         return ""
 
+    def find(self) -> str:
+        """Look for the files without reading them, and return what a run will download, or "".
+
+        Raises ConfigError if files are missing that are not downloaded.
+        """
+        return ""
+
     @abstractmethod
     def load(self) -> Data:
         """Return the data set.
