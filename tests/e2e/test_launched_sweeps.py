@@ -58,9 +58,9 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
     """
     answer = sweep(launcher, *GRID, *options)
     assert answer.code == 0, answer.err
-    assert f"sweeps/{launcher}: 4 jobs" in answer.out
+    assert f"sweeps/{launcher}: 2 jobs" in answer.out
     there, basic = Path("sweeps", launcher), Path("sweeps/basic")
-    assert len(list(basic.glob("digits_*"))) == 4
+    assert len(list(basic.glob("digits_*"))) == 2
     for directory in basic.glob("digits_*"):
         assert_same_run(directory, there / directory.name)
     assert (there / "rounds_to_target.csv").read_bytes() == (
@@ -69,7 +69,7 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
 
     old = {path.name[:-9] for path in there.glob("digits_*")}
     before = {path: path.stat().st_mtime_ns for path in there.glob("digits_*/summary.json")}
-    answer = sweep(launcher, "algorithm=broken,fedavg", "seed=1,2", *options)
+    answer = sweep(launcher, "algorithm=broken,fedavg", "seed=1", *options)
     assert answer.code == 1, answer.err
     assert {path: path.stat().st_mtime_ns for path in before} == before, (
         "what is complete stays as it is"
@@ -79,15 +79,14 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
         for path in there.glob("digits_*/summary.json")
     }
     new = {name: result["status"] for name, result in results.items() if name not in old}
-    assert new["digits_lda_fedavg_seed2"] == "completed"
-    assert new["digits_lda_broken_seed1"] == new["digits_lda_broken_seed2"] == "failed"
+    assert new == {"digits_lda_fedavg_seed1": "completed", "digits_lda_broken_seed1": "failed"}
     for path in there.glob("digits_lda_broken_*"):
         assert "the aggregation broke" in (path / "error.txt").read_text()
 
     assert sweep(launcher, "alpha=-1", *options).code == 2, "bad input in another process"
 
 
-GRID = ("algorithm=fedavg,scaffold", "seed=0,1")
+GRID = ("algorithm=fedavg,scaffold", "seed=0")
 
 
 @pytest.mark.slow
