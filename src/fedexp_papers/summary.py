@@ -196,9 +196,13 @@ def describe_errors(rows: pd.DataFrame, metric: str) -> str:
 
 
 def correlate_gains(gains: pd.DataFrame, metric: str) -> str:
-    """Return Pearson's correlation of our gains with the published ones, "-" below three gains."""
+    """Return Pearson's correlation of our gains with the published ones.
+
+    Return "-" for fewer than three gains, and if they are equal.
+    """
     mine = gains[gains["metric"] == metric]
-    return f"{mine['ours'].corr(mine['published']):.2f}" if len(mine) > 2 else "-"
+    found = mine["ours"].corr(mine["published"]) if len(mine) > 2 else np.nan
+    return "-" if np.isnan(found) else f"{found:.2f}"
 
 
 def known_numbers(rows: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import pytest
 from fedexp_papers.agreement import count_agreement
 from fedexp_papers.cells import load_entries
 from fedexp_papers.summary import (
+    correlate_gains,
     count_same_order,
     describe_agreeing,
     describe_baseline,
@@ -89,6 +90,10 @@ def test_errors_are_in_points_and_gains_are_differences_from_fedavg():
     ours = gains.loc[gains["metric"] == "accuracy", "ours"].tolist()
     published = gains.loc[gains["metric"] == "forgetting", "published"].tolist()
     assert (ours, published) == (pytest.approx([5.5, -3.0]), pytest.approx([-0.1, 0.1]))
+    assert correlate_gains(gains, "accuracy") == "-"
+    three = pd.DataFrame({"metric": "accuracy", "ours": [1.0, 2.0, 3.0], "published": [3, 1, 2]})
+    assert correlate_gains(three, "accuracy") == "-0.50"
+    assert correlate_gains(three.assign(ours=1.0), "accuracy") == "-"
 
 
 def test_pairs_are_counted_with_targets_that_were_never_reached():
