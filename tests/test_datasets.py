@@ -20,17 +20,20 @@ from typing import Any, ClassVar
 
 import hydra
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torchvision
 from PIL import Image
 
+import fedexp
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.augment import Transform
 from fedexp.data.datasets import Dataset
 from fedexp.data.types import ImageData, sort_classes
 from fedexp.training.prepare import prepare
+from quick_runs import SMALL
 from toy_federation import CONF, composed
 
 # see test_text.py, test_hub.py
@@ -564,11 +567,15 @@ WITH = "dataset.test_fraction=0.5"
         (("wrapper",), [WITH], r"images/wrapper: .*as a/000\.png.* set dataset\.root=.*/wrapper;"),
         (("x/train", "x/test"), [], r"images/train: .* set dataset\.root=.*images/x"),
         # images were ignored
-        (("train", "val"), [WITH], r"images in val would not .*test_splits=\[val\] with .*null"),
+        (
+            ("train", "val"),
+            [WITH],
+            r"in val would not .*validation_splits=\[val\] .*test_splits=\[val\] with .*null",
+        ),
         (
             ("train", "test", "val"),
             [],
-            r"images in val .*train_splits=\[train,val\] .*=\[test\] le",
+            r"in val .*validation_splits=\[val\] .*train_splits=\[train,val\] .*=\[test\] le",
         ),
         (("train",), [], r"images/test: this folder .*dataset\.test_fraction=0\.2"),
         (("train", "test"), [WITH], "has a folder named test"),
@@ -591,6 +598,73 @@ def test_images_beside_or_below_class_folders_are_rejected(tmp_path):
     write_image(root / "train" / "0.png", pixels(0, 4, 4, 3))
     with pytest.raises(ConfigError, match=r"images/train: .*beside the class folders, such as 0"):
         load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("overrides", [[], [WITH]])
+def test_splits_inside_the_classes_are_named(overrides, tmp_path):
+    """The tree is <root>/<class>/<split>/<image>. One class has images for one split only."""
+    write_tree(tmp_path / "images", {"train": 2, "test": 1}, splits=("cat", "dog"))
+    write_tree(tmp_path / "images", {"train": 1}, splits=("elk",))
+    with pytest.raises(ConfigError, match=r"images: .* as in cat/test; .* as in test/cat$"):
+        load_folder(tmp_path, *overrides)
+
+
+VALIDATED = "dataset.validation_splits=[val]"
+
+
+def test_a_folder_can_be_the_validation_set(tmp_path):
+    """Except for the validation set, the run equals one that leaves the folder out."""
+    root = tmp_path / "images"
+    write_tree(root, {"a": 8, "b": 6}, ("train", "test"), side=8)
+    write_tree(root, {"a": 2, "b": 1}, ("other/x", "val"), side=8)
+    shutil.rmtree(root / "other")
+    for _ in range(2):  # decoded, then from the cache
+        data = load_folder(tmp_path, VALIDATED)
+        assert data.validation.tolist() == [14, 15, 16]
+        assert np.array_equal(data.x_train[14].numpy(), pixels(100, 8, 8, 3))
+        assert data.y_train[14:].tolist() == [0, 0, 1]
+    options = [
+        *(o for o in SMALL if "min_size" not in o),
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        f"data_dir={tmp_path}",
+    ]
+    options += ["partition=iid", "num_clients=2", "participation=1", "rounds=2"]
+    without = fedexp.run([*options, "dataset.test_splits=[test]"], tmp_path / "without")
+    run = fedexp.run([*options, VALIDATED, "evaluate_on=both"], tmp_path / "run")
+    pd.testing.assert_series_equal(run.rounds["test_loss"], without.rounds["test_loss"])
+    assert run.partition.validation.tolist() == [14, 15, 16]
+    for part, other in zip(run.partition.parts, without.partition.parts, strict=True):
+        assert part.tolist() == other.tolist()
+    alone = fedexp.run([*options, VALIDATED], tmp_path / "alone")  # the test set is left alone
+    assert "test_accuracy" not in alone.rounds
+    model = run.model(2)
+    x = (data.x_train[14:].permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    right = (model(x).argmax(1) == data.y_train[14:]).double().mean().item()
+    assert run.rounds["validation_accuracy"].iloc[-1] == pytest.approx(right)
+    shutil.rmtree(root / "test")
+    drawn = load_folder(tmp_path, VALIDATED, WITH)
+    assert (len(drawn.y_train), drawn.validation.tolist()) == (10, [7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["validation.fraction=0.1"], r"splits=\['val'\]: cannot be used with validation.fraction"),
+        (["scenario=class_incremental"], "cannot be used with scenario=class_incremental"),
+        (["partition=file", "partition.path=a.npz"], "cannot be used with partition=file"),
+        (["dataset.train_splits=[train,val]"], "must be other folders than those in"),
+        (["dataset.test_splits=[val]"], "must be other folders than those in"),
+        (["dataset=digits", "surrogate.dataset=image_folder"], "surrogate.dataset: .* be null"),
+    ],
+)
+def test_validation_folder_is_rejected(overrides, message):
+    first, *others = overrides
+    options = ["tracker=none", "dataset=image_folder", VALIDATED]
+    if first.startswith("dataset=digits"):
+        options = ["tracker=none", "+surrogate.options.validation_splits=[val]"]
+    with pytest.raises(ConfigError, match=message):
+        prepare(build(composed(*options, first, *others)))
 
 
 def test_splits_can_have_any_name(tmp_path):

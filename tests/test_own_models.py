@@ -1,5 +1,8 @@
 """Own networks that return logits; networks of torchvision and timm by name."""
 
+import http.server
+import socket
+import threading
 import urllib.error
 import warnings
 from dataclasses import dataclass, replace
@@ -20,6 +23,7 @@ from fedexp.models.pretrained import (
     WITHOUT_BRANCHES,
     Timm,
     Torchvision,
+    require_answer,
 )
 from fedexp.testing import train
 from fedexp.training.model_fit import model_file_errors
@@ -390,9 +394,23 @@ def test_published_weights_are_loaded_or_reported_missing(weights, monkeypatch):
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", offline)
     with pytest.raises(
         ConfigError,
-        match=r"model.weights=DEFAULT: the weights for resnet18 cannot be downloaded .*<file>",
+        match=r"the weights for resnet18 cannot be downloaded from https://\S+\.pth .*<file>",
     ):
         torchvision(weights="DEFAULT").build((3, 32, 32), 10)
+
+
+def test_weights_whose_server_does_not_answer_are_named_at_once():
+    """A closed port refuses connections; a server that lacks the file answers."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/model.safetensors"
+        with pytest.raises(ConfigError, match=rf"weights for vit .* from {address} \(.*refused"):
+            require_answer("vit", address)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        require_answer("vit", f"http://127.0.0.1:{server.server_port}/model.safetensors")
+        thread.join()
 
 
 # --- timm
@@ -416,6 +434,20 @@ def test_timm_networks_get_resized_normalised_images():
     mean, std = (torch.tensor(wants[key]).view(3, 1, 1) for key in ("mean", "std"))
     expected = network((pixels - mean) / std)
     torch.testing.assert_close(built((pixels - 0.5) / 0.25).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_timm_does_not_try_again_if_no_server_answers(monkeypatch):
+    pytest.importorskip("timm")
+    asked = []
+
+    def offline(request, timeout):
+        asked.append(request.full_url)
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    with pytest.raises(ConfigError, match=r"for test_vit cannot be .*/model.safetensors .*no rou"):
+        vit(weights="DEFAULT").build((3, 32, 32), 10)
+    assert len(asked) == 1
 
 
 def test_timm_weights_are_read_from_a_file(tmp_path):

@@ -108,7 +108,8 @@ def load_own_data(parts: Parts, whole: bool = False) -> Data:
 
 def drop_training_part(data: Data) -> Data:
     """Remove all training examples but one, whose shape is the shape of the inputs."""
-    return replace(data, x_train=data.x_train[:1], y_train=data.y_train[:1], owners=None)
+    x, y = data.x_train[:1], data.y_train[:1]
+    return replace(data, x_train=x, y_train=y, owners=None, validation=None)
 
 
 def convert_dataset(

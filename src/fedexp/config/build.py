@@ -66,8 +66,14 @@ class Built:
     def views(self) -> tuple[str, ...]:
         """Return the views in which the run is evaluated."""
         settings = self.settings
-        held_out = self.validation.fraction > 0
-        return evaluation_views(settings.test_views, settings.evaluate_on, held_out)
+        return evaluation_views(settings.test_views, settings.evaluate_on, self.has_validation)
+
+    @property
+    def has_validation(self) -> bool:
+        """Return whether the run has a validation set."""
+        return self.validation.fraction > 0 or bool(
+            getattr(self.dataset, "validation_splits", None)
+        )
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}

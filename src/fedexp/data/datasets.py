@@ -13,8 +13,9 @@ import operator
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -45,6 +46,7 @@ from fedexp.data.image_files import (
     label_files,
     list_images,
     require_all_used,
+    scan_classes,
     scan_lists,
     scan_splits,
     scan_tree,
@@ -115,7 +117,8 @@ class Dataset(DataSource):
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        Shapes and types are those of the fields of ImageData. The array `owners` is optional.
+        Shapes and types are those of the fields of ImageData. The arrays `owners` and `validation`
+        are optional.
         """
 
     def load(self) -> ImageData:
@@ -126,6 +129,7 @@ class Dataset(DataSource):
         for problem in self.problems(arrays):
             raise ConfigError(f"dataset={self.name}: {problem}")
         parts: dict[str, Any] = {name: to_tensor(arrays[name]) for name in ARRAYS}
+        held = arrays.get("validation")
         return ImageData(
             name=self.name,
             **parts,
@@ -135,6 +139,7 @@ class Dataset(DataSource):
             max_value=self.max_value,
             crop=self.crop,
             owners=arrays.get("owners"),
+            validation=None if held is None else torch.from_numpy(held),
         )
 
     def problems(self, arrays: Arrays) -> Iterator[str]:
@@ -169,15 +174,18 @@ class Dataset(DataSource):
         Resized images that need more than MOST_BYTES stay on disk (see fedexp.data.mapped).
         """
         form = form or Form(self.channels)
-        train = [label for _, label in tree.train]
-        test = [label for _, label in tree.test]
-        n, files = len(train), tree.files
+        train, test, held = (
+            [label for _, label in part] for part in (tree.train, tree.test, tree.validation)
+        )
+        n, files = len(train) + len(held), tree.files
         content = stamps(files, self.data_dir)
         content += [f"train {train} test {test} classes {list(tree.classes)}"]
+        content += [f"validation {held}"] if held else []
         place = (self.data_dir, self.name, content, form.options | self.place())
 
         def arrays(x: Any) -> Arrays:
-            return make_arrays((x[:n], train), (x[n:], test), tree.classes)
+            made = make_arrays((x[:n], train + held), (x[n:], test), tree.classes)
+            return made | ({"validation": np.arange(len(train), n)} if held else {})
 
         if form.size is not None:
             shape = (len(files), form.size, form.size, form.channels)
@@ -497,18 +505,24 @@ class ImageFolder(ImageFiles):
     # stretched
     keep_ratio: bool = False
     counts: TreeCounts | None = None  # None: any number of images
+    # folders of the validation set; None: none, or a fraction of the training images
+    validation_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)] | None = (
+        field(default=None, metadata={"neutral": None})
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         alone = self.test_splits is None or self.test_fraction is None
         words = "null with dataset.test_fraction, which draws the test set"
         require(alone, "dataset.test_splits", self.test_splits, words)
-        for key in ("train_splits", "test_splits"):
+        before: tuple[str, ...] = ()
+        for key in ("train_splits", "validation_splits", "test_splits"):
             folders = getattr(self, key) or ()
             require(len({*folders}) == len(folders), f"dataset.{key}", folders, "different folders")
-        both = sorted({*self.train_splits} & {*(self.test_splits or ())})
-        words = "other folders than those in dataset.train_splits"
-        require(not both, "dataset.test_splits", both, words)
+            both = sorted({*before} & {*folders})
+            words = "other folders than those in dataset.train_splits and dataset.validation_splits"
+            require(not both, f"dataset.{key}", both, words)
+            before += tuple(folders)
 
     @property
     def form(self) -> Form:
@@ -517,7 +531,8 @@ class ImageFolder(ImageFiles):
     def place(self) -> dict[str, Any]:
         fields = ("train_splits", "test_splits", "test_fraction", "split_seed")
         root = f"/{relative(self.root, self.data_dir)}"  # the directory may be moved
-        return {"root": root} | {name: getattr(self, name) for name in fields}
+        held = {"validation_splits": self.validation_splits} if self.validation_splits else {}
+        return {"root": root} | {name: getattr(self, name) for name in fields} | held
 
     def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
         """Return the decoded images. Raises ConfigError if their numbers differ from `counts`."""
@@ -542,17 +557,21 @@ class ImageFolder(ImageFiles):
 
     def scan(self) -> Tree:
         root = Path(self.root)
+        held = self.validation_splits or ()
         if self.test_fraction is not None:
-            tree = scan_undivided(root, self.train_splits)
-            return draw_test_part(tree, self.test_fraction, self.split_seed)
-        tree = scan_tree(root, self.train_splits, self.test_splits or ("test",))
-        if self.test_splits is None and self.counts is None:
+            tree = scan_undivided(root, self.train_splits, held)
+            tree = draw_test_part(tree, self.test_fraction, self.split_seed)
+        else:
+            tree = scan_tree(root, self.train_splits, self.test_splits or ("test",))
+        if self.test_fraction is None and self.test_splits is None and self.counts is None:
             advice = (
-                f"dataset.train_splits=[{','.join(self.train_splits)},{{}}] trains on them, and"
+                "dataset.validation_splits=[{}] makes them the validation set,"
+                f" dataset.train_splits=[{','.join(self.train_splits)},{{}}] trains on them, and"
                 " dataset.test_splits=[test] leaves them out"
             )
-            require_all_used(root, (*self.train_splits, "test"), advice)
-        return tree
+            require_all_used(root, (*self.train_splits, *held, "test"), advice)
+        found = chain(*(scan_classes(root / split, tree.classes) for split in held))
+        return replace(tree, validation=list(found))
 
 
 class DomainNet(ImageFolder):

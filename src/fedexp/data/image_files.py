@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,10 +37,11 @@ class Tree:
     train: Labelled
     test: Labelled
     classes: Sequence[str]  # class names, ordered by label
+    validation: Labelled = field(default_factory=list)
 
     @property
     def files(self) -> list[SourceFile]:
-        return [file for file, _ in self.train + self.test]
+        return [file for file, _ in self.train + self.validation + self.test]
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -52,6 +53,7 @@ def class_folders(folder: Path) -> list[str]:
     try:
         names = subfolders(folder)
     except OSError as error:
+        require_splits_outside(folder.parent)
         hint = suggest_splits(folder.parent)
         raise ConfigError(
             f"{folder}: this folder of images cannot be read ({error.strerror}); expected"
@@ -105,6 +107,18 @@ def suggest_splits(root: Path) -> str:
     return typed_root(root / names[0]) if len(names) == 1 and not splits else ""
 
 
+def require_splits_outside(root: Path) -> None:
+    """Raise ConfigError for a tree `<root>/<class>/<split>/<image>`."""
+    for name in subfolders(root) if root.is_dir() else ():
+        splits = [each for each in subfolders(root / name) if each.lower() in SPLIT_NAMES]
+        if splits and all(find_images(root / name / each, recursive=False) for each in splits):
+            raise ConfigError(
+                f"{root}: the folders of the splits are inside those of the classes, as in"
+                f" {name}/{splits[0]}; move the images to <split>/<class>/<image>, as in"
+                f" {splits[0]}/{name}"
+            )
+
+
 def typed_root(folder: Path) -> str:
     """Return the option for a folder of images as a user types it in a command."""
     return shlex.quote(f"dataset.root={folder}")
@@ -120,6 +134,7 @@ def list_class(folder: Path) -> list[SourceFile]:
     deeper = next((f.path for f in files if os.path.dirname(f.path) != str(folder)), None)
     if deeper is None:
         return files
+    require_splits_outside(folder.parent)
     hint = suggest_splits(folder)
     if "dataset.root=" not in hint:
         hint = f"{typed_root(folder)} {hint}".strip()
@@ -214,14 +229,14 @@ def scan_tree(
     return Tree(train, list(chain(*test)), classes)
 
 
-def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
+def scan_undivided(root: Path, train_splits: Sequence[str], others: Sequence[str] = ()) -> Tree:
     """Return the files of a tree that has no test folder, all as training files.
 
     The files are `<root>/<split>/<class>/*` if the folders `train_splits` exist, and
     `<root>/<class>/*` otherwise.
 
     Raises ConfigError if there is a folder named test, or if there are folders of images beside
-    those of `train_splits`.
+    those of `train_splits` and the `others`.
     """
     if (root / "test").is_dir():
         raise ConfigError(
@@ -231,11 +246,12 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
         files, classes = scan_splits(root, train_splits)
         together = f"dataset.train_splits=[{','.join(train_splits)},{{}}]"
         advice = (
-            f"{together} also draws from them; dataset.test_splits=[{{}}] with"
+            f"{together} also draws from them; dataset.validation_splits=[{{}}] makes them the"
+            " validation set; dataset.test_splits=[{}] with"
             f" dataset.test_fraction=null tests on them; {typed_root(root / train_splits[0])}"
             " leaves them out"
         )
-        require_all_used(root, train_splits, advice)
+        require_all_used(root, (*train_splits, *others), advice)
     else:
         classes = class_folders(root)
         files = label_files([list_class(root / name) for name in classes])

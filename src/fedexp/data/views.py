@@ -90,9 +90,10 @@ def configured_views(config: Mapping[str, Any]) -> tuple[str, ...]:
 
     Configurations from before views were introduced use the plain view.
     """
-    validation = config.get("validation")
+    validation, dataset = (config.get(name) for name in ("validation", "dataset"))
     fraction = validation.get("fraction") if isinstance(validation, Mapping) else None
-    held_out = isinstance(fraction, int | float) and fraction > 0
+    splits = dataset.get("validation_splits") if isinstance(dataset, Mapping) else None
+    held_out = bool(splits) or (isinstance(fraction, int | float) and fraction > 0)
     return evaluation_views(
         config.get("test_views") or (PLAIN,), config.get("evaluate_on"), held_out
     )

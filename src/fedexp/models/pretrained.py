@@ -4,6 +4,9 @@ All parameters or only some of them can be trained.
 """
 
 import os
+import ssl
+import urllib.error
+import urllib.request
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -30,6 +33,7 @@ WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # networks whose auxiliary out
 # (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
+SECONDS = 15  # to wait for the answer of a server
 # Environment variables that torch.load reads. ONLY forces weights_only=True. ALL must not be set at
 # the same time.
 ONLY, ALL = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -123,11 +127,11 @@ class Torchvision(Pretrained):
         """Return the state dict that torchvision recommends, downloaded if necessary."""
         from torchvision.models import get_model_weights
 
+        weights: Any = get_model_weights(self.name).DEFAULT  # type: ignore[attr-defined]
         try:
-            weights: Any = get_model_weights(self.name).DEFAULT  # type: ignore[attr-defined]
             return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except (OSError, RuntimeError) as error:
-            raise not_downloaded(self.name, error) from error
+            raise not_downloaded(self.name, weights.url, error) from error
 
 
 class Timm(Pretrained):
@@ -156,6 +160,9 @@ class Timm(Pretrained):
         pretrained = self.weights is not None and not torch.empty(0).is_meta
         options: dict[str, Any] = {"num_classes": num_classes, "pretrained": pretrained}
         of_file = self.weights not in (None, DEFAULT)
+        address = self.address() if pretrained and not of_file else ""
+        if address:
+            require_answer(self.name, address)
         if of_file:
             options["pretrained_cfg_overlay"] = {"file": str(self.weights)}
         try:
@@ -169,10 +176,24 @@ class Timm(Pretrained):
             raise
         except Exception as error:  # timm raises many types for an invalid file
             if self.weights == DEFAULT:
-                raise not_downloaded(self.name, error) from error
+                raise not_downloaded(self.name, address or "its server", error) from error
             reason = reason_of(error).partition(". ")[0]
             where = f"model.weights={self.weights}" if self.weights else f"model.name={self.name}"
             raise ConfigError(f"{where}: timm cannot create {self.name} ({reason})") from error
+
+    def address(self) -> str:
+        """Return the address of the recommended weights, or "" if the hub's cache has them."""
+        import timm
+        from huggingface_hub import hf_hub_url, try_to_load_from_cache
+
+        config = timm.get_pretrained_cfg(self.name)
+        if config is None or not config.hf_hub_id:
+            return (config and config.url) or ""
+        name = config.hf_hub_filename
+        names = [name] if name else ["model.safetensors", "pytorch_model.bin"]
+        if any(isinstance(try_to_load_from_cache(config.hf_hub_id, each), str) for each in names):
+            return ""
+        return hf_hub_url(config.hf_hub_id, names[0])
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
         """Raise ConfigError unless the weights file contains all parameters except the head's.
@@ -215,8 +236,25 @@ def last_linear(network: nn.Module, num_classes: int) -> str | None:
     return found
 
 
-def not_downloaded(name: str, error: Exception) -> ConfigError:
+def require_answer(name: str, address: str) -> None:
+    """Raise ConfigError if no server answers, since libraries try again for a minute.
+
+    name: the network. address: of its weights.
+    """
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, method="HEAD"), timeout=SECONDS
+        ):
+            pass
+    except urllib.error.HTTPError:
+        pass  # the library may know another file, or a password
+    except OSError as error:
+        if not isinstance(getattr(error, "reason", error), ssl.SSLError):  # other certificates
+            raise not_downloaded(name, address, error) from error
+
+
+def not_downloaded(name: str, address: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.weights={DEFAULT}: the weights for {name} cannot be downloaded"
-        f" ({reason_of(error)}); download them on another machine and set model.weights=<file>"
+        f"model.weights={DEFAULT}: the weights for {name} cannot be downloaded from {address}"
+        f" ({reason_of(error)}); download this file on another machine and set model.weights=<file>"
     )

@@ -43,7 +43,7 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "surrogate.total_shards": SET,
     "validation.per_client": ("validation.fraction",),
     "stop.metric": ("stop.patience",),
-    "objective_direction": ("objective", "validation.fraction"),
+    "objective_direction": ("objective", "validation.fraction", "dataset.validation_splits"),
     "dataset.augmentation.padding_mode": ("dataset.augmentation.crop_padding",),
 }
 
@@ -214,12 +214,31 @@ def source_of(dataset: DataSource) -> tuple[object, ...]:
     return type(dataset), *(getattr(dataset, key, None) for key in keys)
 
 
+def split_problems(built: Built) -> Iterator[str]:
+    """Yield a message for each reason why a data set's own validation set cannot be used."""
+    key = "validation_splits"
+    given = {"scenario.domains": getattr(built.scenario, "domains", None) or ()}
+    given["surrogate.dataset"] = [built.surrogate.dataset]
+    for name, sets in given.items():
+        if any(getattr(each, key, None) for each in sets):
+            yield f"{name}: {key} must be null, because only the first task's data are validated"
+    splits = getattr(built.dataset, key, None) or ()
+    wrong = {
+        "validation.fraction": built.validation.fraction,
+        f"scenario={built.scenario.name}": built.scenario.name != "none",
+        "partition=file": built.partition.has_global_indices,
+    }
+    for other in (name for name, used in wrong.items() if splits and used):
+        yield f"dataset.{key}={list(splits)}: cannot be used with {other}"
+
+
 def data_problems(built: Built) -> Iterator[str]:
     """Yield a message for each problem with the validation set or the public set."""
     validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
     fraction = validation.fraction
-    if on not in (None, TEST) and not fraction:
+    if on not in (None, TEST) and not built.has_validation:
         yield f"evaluate_on={on}: needs a validation set; set validation.fraction, such as 0.1"
+    yield from split_problems(built)
     if fraction and built.partition.has_global_indices and not validation.per_client:
         yield (
             f"validation.fraction={fraction}: with partition=file, each client must hold out its"

@@ -16,7 +16,7 @@ from fedexp.data.held_out import Validation
 from fedexp.data.partition import NO_EXAMPLES
 from fedexp.data.partitioned import Partition
 from fedexp.data.surrogate import Shards
-from fedexp.data.tasks import Scenario
+from fedexp.data.tasks import Scenario, TaskSequence
 from fedexp.data.types import Data, Task
 from fedexp.training.simulation import Stage
 
@@ -26,7 +26,7 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     require_classes(sequence.data)
-    tasks, held = hold_out_from_all_tasks(built, sequence.tasks)
+    tasks, held = hold_out_from_all_tasks(built, sequence)
     # each example's task before the scenario mixes the tasks
     origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
@@ -92,21 +92,26 @@ def require_classes(data: Data) -> None:
 
 
 def hold_out_from_all_tasks(
-    built: Built, tasks: Sequence[Task]
+    built: Built, sequence: TaskSequence
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
     """Hold out the same validation examples from all tasks if the tasks share their examples.
 
     If each task had separate validation examples, a client could train on the form that a
-    validation example has in another task.
+    validation example has in another task. The validation set of the data set itself, which has
+    one task, is also held out.
 
     Returns the tasks without the validation examples, and the validation examples of each task. If
     the tasks do not share their examples, the tasks are unchanged and their validation examples are
     None, because `make_task_partition` draws validation examples for each task separately.
     """
-    if not built.validation.fraction or not built.scenario.repeats_examples:
+    tasks = sequence.tasks
+    if sequence.data.validation is not None:
+        chosen = sequence.data.validation.numpy()
+    elif built.validation.fraction and built.scenario.repeats_examples:
+        rng = generator_for(built.seeds.partition, "validation")
+        chosen = built.validation.choose(len(tasks[0].train), rng)
+    else:
         return tasks, [None] * len(tasks)
-    rng = generator_for(built.seeds.partition, "validation")
-    chosen = built.validation.choose(len(tasks[0].train), rng)
     rest = [replace(task, train=np.delete(task.train, chosen)) for task in tasks]
     return rest, [task.train[chosen] for task in tasks]
 
