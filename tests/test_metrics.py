@@ -182,7 +182,9 @@ def make_history(rounds=3, local=True, classes=4, absent=False):
     for r in range(rounds + 1):
         if local and r:
             history.add_local(
-                r, generator.permutation(4)[:2], _accuracies(generator, (2, classes), absent)
+                r,
+                np.sort(generator.permutation(4)[:2]),
+                _accuracies(generator, (2, classes), absent),
             )
         history.add(r, _accuracies(generator, classes, absent))
     return history, partition

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torchvision.models import VisionTransformer
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.core.errors import ConfigError
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.models import Output
@@ -109,7 +111,7 @@ def test_vectorised_transformer_equals_sequential_one(model):
 def test_dropout_on_the_vectorised_engine_is_rejected():
     message = (
         r"hardware.engine=vectorised: must be another engine, because the vectorised engine does"
-        r" not support this model: the layer network.dropout \(Dropout\) draws random numbers"
+        r" not support this run: the layer network.dropout \(Dropout\) draws random numbers"
     )
     with pytest.raises(ConfigError, match=message):
         make_simulation(model=Own(dropout=0.5), engine="vectorised")
@@ -124,7 +126,7 @@ class Insisting(Own):
 
 
 def test_model_can_declare_whether_it_is_vectorised():
-    with pytest.raises(ConfigError, match=r"this model: Rejecting has vectorises = False"):
+    with pytest.raises(ConfigError, match=r"this run: Rejecting has vectorises = False"):
         make_simulation(model=Rejecting(), engine="vectorised")
     make_simulation(model=Insisting(dropout=0.5), engine="vectorised")
 
@@ -137,7 +139,8 @@ def test_automatic_engine_says_why_clients_train_one_after_another(dropout, engi
     module = Own(dropout=dropout).build((1, 6, 6), 4)
     data = make_simulation().runtime.data
     with caplog.at_level(logging.INFO, logger="fedexp"):
-        fitted = fit_engine(Own(), asked, resolved, module, data)
+        built = SimpleNamespace(model=Own(), algorithm=FedAvg(), hardware=asked)
+        fitted = fit_engine(built, resolved, module, data)
     assert (fitted.engine, fitted.vectorises) == (engine, engine == "vectorised")
     said = "one after another" in caplog.text and "network.dropout (Dropout)" in caplog.text
     assert said == (dropout > 0)

@@ -94,8 +94,8 @@ class Simulation:
         return self.runtime.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """Return the stage of a round >= 1, or the last stage for rounds after the last one."""
-        return [stage for stage in self.stages if stage.first_round <= round][-1]
+        """Return the stage of a round. The initial model, round 0, belongs to the first one."""
+        return [stage for stage in self.stages if stage.first_round <= max(round, 1)][-1]
 
     def partition_files(self) -> dict[str, Stage]:
         """Return a dict that maps each partition file to the stage whose partition it contains."""
