@@ -424,11 +424,12 @@ def job_status(job: Planned) -> str:
     run = RunDirectory(job.directory)
     if run.occupied:
         return "running"
-    if run.has(files.SUMMARY):
-        # a run that was stopped continues if the job has different limits
-        config = job.composed
-        if run.status != "stopped" or is_finished(run, Stop(**config.stop), config.callback):
-            return run.status
+    config = job.composed
+    # a run that was stopped continues if the job has different limits
+    if run.has(files.SUMMARY) and (
+        run.status != "stopped" or is_finished(run, Stop(**config.stop), config.callback)
+    ):
+        return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
 

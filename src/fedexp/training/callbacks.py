@@ -97,7 +97,7 @@ def is_finished(
         return False
     if why.get("by") == MINUTES:
         return stop.minutes == why.get(MINUTES)
-    return {*callbacks} == {*run.config.get("callback", {})}
+    return {*callbacks} == {*(run.config.get("callback") or {})}
 
 
 def stop_reason(summary: Mapping[str, Any]) -> str:
