@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fedexp.training.resuming import read_state
 
 from fedexp.config.settings import LocalEvaluation
 from fedexp.core.errors import ConfigError
@@ -11,6 +10,7 @@ from fedexp.figures.draw import round_picture
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.testing import record
+from fedexp.training.folder import read_state
 from fedexp.training.summary import summary_of
 from toy_federation import ALL, make_simulation
 

@@ -5,7 +5,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from fedexp.training.resuming import restore_state
 
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.server_optimizers import ServerOptimizer
@@ -15,8 +14,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import IID
 from fedexp.metrics.forgetting_metric import ForgettingEvents, InOutLocal
-from fedexp.rundir import checkpoint, files, origin
+from fedexp.rundir import checkpoint, files
 from fedexp.testing import assert_equal, record
+from fedexp.training.folder import check_partitions
 from test_schedule import schedule
 from toy_federation import ALL, LOCAL, make_simulation
 
@@ -80,14 +80,11 @@ def test_clients_whose_examples_have_other_labels_are_refused(tmp_path):
     )
     classes = [str(number) for number in range(before.counts.shape[1])]
     before.save(path, classes=classes)
-    part = {"first_round": 0, "data": {}}
-    origin.write(tmp_path, {"seed": 0}, [1], part, resumed=False)
-    saved = checkpoint.load(tmp_path).state
-    assert restore_state(tmp_path, saved, simulation, {}).round == simulation.rounds
+    check_partitions(tmp_path, simulation)
     relabelled = dataclasses.replace(before, counts=before.counts[:, ::-1])
     relabelled.save(path, classes=classes)
     with pytest.raises(ConfigError, match=r"the data have changed: .*\(partition\.npz\)"):
-        restore_state(tmp_path, saved, simulation, {})
+        check_partitions(tmp_path, simulation)
 
 
 def test_only_paths_in_the_data_directory_move_with_it():

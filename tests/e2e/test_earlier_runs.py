@@ -280,6 +280,13 @@ def test_unfinished_run_of_an_earlier_version_is_reported(fedexp: Any, tmp_path:
     assert "task_matrix.csv" in fedexp.done("report", "run").out
 
 
+def test_run_cannot_end_before_its_last_round(fedexp: Any, tmp_path: Path) -> None:
+    with tarfile.open(KEPT / "killed.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    said = fedexp.rejected("resume=run", "rounds=3").err
+    assert "rounds=3: must be greater than 3, the last completed round" in said
+
+
 if __name__ == "__main__":
     for each in sys.argv[3:] or RUNS:
         with tempfile.TemporaryDirectory() as temporary:

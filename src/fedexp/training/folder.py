@@ -213,13 +213,7 @@ class RunFolder:
             return simulation.initial_state()
         self._check_data(self.checksums)
         state = read_state(self.directory, self.saved.state, simulation)
-        for name, stage in simulation.partition_files().items():
-            before, now = Partition.load(self.directory / name), stage.partition
-            if before.hash != now.hash or not np.array_equal(before.counts, now.counts):
-                raise ConfigError(
-                    f"resume={self.directory}: the data have changed: their partition differs from"
-                    f" the saved partition ({name}); restore the original data or start a new run"
-                )
+        check_partitions(self.directory, simulation)
         check_cohorts(self.directory, simulation.cohorts or {}, state.record.cohorts)
         if state.status in ("completed", "stopped") and state.round < simulation.rounds:
             state.status, state.stopped = "running", {}
@@ -309,6 +303,17 @@ def read_state(directory: Path, saved: Mapping[str, Any], simulation: Simulation
     for view, empty in records.items():
         run.restore(empty, view, saved["round"])
     return State.from_tree(saved, records, simulation.runtime.device, directory)
+
+
+def check_partitions(directory: Path, simulation: Simulation) -> None:
+    """Raise ConfigError if the clients have other examples or classes than the run began with."""
+    for name, stage in simulation.partition_files().items():
+        before, now = Partition.load(directory / name), stage.partition
+        if before.hash != now.hash or not np.array_equal(before.counts, now.counts):
+            raise ConfigError(
+                f"resume={directory}: the data have changed: their partition differs from the"
+                f" saved partition ({name}); restore the original data or start a new run"
+            )
 
 
 def check_cohorts(directory: Path, planned: Rounds, before: Mapping[int, Sequence[int]]) -> None:
