@@ -57,6 +57,7 @@ from fedexp.testing import assert_engines_agree, assert_equal, record
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
+from fedexp.training.trial import check_padding
 from method_rows import Row, declared, stream
 from toy_federation import (
     DRAWN,
@@ -365,6 +366,13 @@ def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
         if chosen(row)
     ]
     return pytest.mark.parametrize("row", params)
+
+
+@rows()
+def test_padding_does_not_change_a_step(row):
+    simulation = row.simulation()
+    check_padding(simulation, simulation.initial_state())
+    check_padding(simulation, play(simulation, 1))
 
 
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:

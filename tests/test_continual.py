@@ -27,6 +27,7 @@ from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
+from fedexp.training.trial import check_padding
 from method_rows import TaskRow as Row
 from method_rows import declared, stream
 from test_algorithms import SHIPPED, assert_equal, differ, record, tables
@@ -182,6 +183,13 @@ def test_engines_give_the_same_server_state_in_every_round(row, engines):
             state.advance(result)
             found = Played(result, state.server, set()).compared
             assert_equal(found, expected[number], atol=1e-12)
+
+
+@every_row
+def test_padding_does_not_change_a_step(row):
+    simulation = row.simulation()
+    check_padding(simulation, simulation.initial_state())
+    check_padding(simulation, play(simulation, 1))
 
 
 def on_engine(simulation, name):

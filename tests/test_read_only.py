@@ -1,15 +1,20 @@
 """Own hooks that change what they may only read are refused with their name, on every engine."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from fedexp.algorithms.base import FedAvg
+import fedexp
+from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.unchanged import Unchanged
-from toy_federation import PAIR, TWO_TASKS, make_simulation, play
+from fedexp.testing import assert_equal
+from fedexp.training.trial import check_padding
+from quick_runs import SMALL
+from toy_federation import LOCAL, PAIR, TWO_TASKS, make_simulation, play
 
 
 # --- trees
@@ -220,3 +225,82 @@ def test_server_side_hook_that_changes_its_arguments_is_refused(hook):
 
     with pytest.raises(ConfigError, match=f"^algorithm: {hook} of OnServer changes "):
         run()
+
+
+# --- padding
+class Padded(FedAvg):
+    """A term that depends on padding, and is zero in the first step."""
+
+    weight: float
+
+    def penalty_of(self, net, params, batch, ctx):
+        moved = net(params, batch.x).logits - net(ctx.server["params"], batch.x).logits
+        return moved.square().mean()
+
+    def objective(self, net, params, batch, ctx):
+        loss = super().objective(net, params, batch, ctx)
+        return loss + self.weight * self.penalty_of(net, params, batch, ctx)
+
+
+class Masked(Padded):
+    def penalty_of(self, net, params, batch, ctx):
+        moved = net(params, batch.x).logits - net(ctx.server["params"], batch.x).logits
+        return masked_mean(moved.square().mean(1), batch.mask)
+
+
+def test_objective_that_depends_on_padding_is_refused():
+    def check(algorithm, **options):
+        simulation = make_simulation(algorithm, engine="vectorised", **options)
+        before = tree.map(torch.clone, simulation.initial_state().server)
+        check_padding(simulation, state := simulation.initial_state())
+        assert_equal(state.server, before)
+
+    message = r"loss of Padded \(objective\) depends on rows that only pad .* masked_mean"
+    with pytest.raises(ConfigError, match=message):
+        check(Padded(weight=0.1))
+    check(Padded(weight=0.0))
+    check(Masked(weight=10.0))
+    check(Padded(weight=0.1), local=replace(LOCAL, batch_size=1))  # never padded
+    kept = replace(LOCAL, optimizer="rmsprop", keep_optimizer=True)
+    with pytest.raises(ConfigError, match=message):
+        check(Padded(weight=0.1), local=kept)
+    check(Masked(weight=10.0), local=kept)
+
+
+def test_trial_that_fails_otherwise_decides_nothing():
+    class Broken(FedAvg):
+        def client_setup(self, net, data, ctx):
+            raise ZeroDivisionError
+
+        def penalty(self, net, params, ctx):
+            return 0.0
+
+    simulation = make_simulation(Broken(), engine="vectorised")
+    check_padding(simulation, simulation.initial_state())
+
+
+OWN = """
+from fedexp.algorithms.base import FedAvg
+
+
+class Counts(FedAvg):
+    def objective(self, net, params, batch, ctx):
+        return super().objective(net, params, batch, ctx) * len(batch.y)
+"""
+
+
+def test_command_refuses_an_objective_before_it_writes_files(tmp_path, monkeypatch):
+    (tmp_path / "counts_rows.py").write_text(OWN)
+    (tmp_path / "conf/algorithm").mkdir(parents=True)
+    option = tmp_path / "conf/algorithm/counts.yaml"
+    option.write_text("# Wrong.\n_target_: counts_rows.Counts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(engine):
+        given = [*SMALL, "rounds=1", "algorithm=counts", f"hardware.engine={engine}"]
+        return fedexp.run(given, tmp_path / engine, tmp_path / "conf")
+
+    with pytest.raises(ConfigError, match=r"the loss of Counts .* depends on rows that only pad"):
+        run("vectorised")
+    assert not (tmp_path / "vectorised").exists()
+    assert run("sequential").status == "completed"  # never padded

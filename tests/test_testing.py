@@ -24,8 +24,7 @@ QUICK = ("num_clients=3", "local.epochs=1")
 @pytest.fixture
 def one_engine(monkeypatch):
     """Compare no engines, where something else is tested."""
-    for name in ENGINES.keys() - {"sequential"}:
-        monkeypatch.delitem(ENGINES, name)
+    monkeypatch.setattr("fedexp.testing.ENGINES", {"sequential": ENGINES["sequential"]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,33 @@ class CountsRows(Drifting):
 
     def objective(self, net, params, batch, ctx):
         return super().objective(net, params, batch, ctx) * len(batch.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averages(Drifting):
+    """Wrong: the mean over a batch includes padding."""
+
+    def example_loss(self, net, params, batch, ctx):
+        return super().example_loss(net, params, batch, ctx) + net(params, batch.x).logits.mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Drifting):
+    """Wrong: changes the model that the other clients receive."""
+
+    def client_setup(self, net, data, ctx):
+        next(iter(ctx.server["params"].values())).mul_(0.5)
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadsFinish(Drifting):
+    """Wrong: its message counts padding."""
+
+    def finish(self, net, params, data, ctx):
+        message, state = super().finish(net, params, data, ctx)
+        rows = sum(len(batch.y) for batch in data.batches())
+        return {**message, "rows": ctx.steps * 0 + rows}, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +122,14 @@ def test_correct_algorithm_passes_the_check_with_worker_processes():
 @pytest.mark.parametrize(
     ("algorithm", "options", "words"),
     [
-        (CountsRows(), {}, "round 1, vectorised differs from sequential in messages"),
+        (
+            CountsRows(),
+            {},
+            r"loss of CountsRows \(penalty or objective\) depends on rows",
+        ),
+        (Averages(), {}, r"loss of Averages \(example_loss or penalty\) depends on rows"),
+        (Halves(), {}, r"client_setup of Halves changes ctx.server\['params'\]"),
+        (PadsFinish(), {}, "round 1, vectorised differs from sequential in messages"),
         (Decides(), {}, "round 1, vectorised fails, sequential does not: .*control flow"),
         (Drifting(), {"zero": Drifting(pull=0.1)}, "zero differs from FedAvg"),
         (Detached(), {}, "the gradient differs from finite differences"),

@@ -6,7 +6,8 @@ check(Smoothed(smoothing=0.1), zero=Smoothed(smoothing=0.0))
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.config.build import build
 from fedexp.config.composition import composed, without_hydra
+from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
 from fedexp.engine.base import Cohort, Engine, Shared, Trained
 from fedexp.engine.hardware import Resolved
@@ -35,6 +37,7 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
+from fedexp.training.trial import check_padding
 
 # 29 training images, so that clients take different numbers of steps and have partial batches
 FEDERATION = (
@@ -55,6 +58,16 @@ ENGINES = {
 Loss = Callable[[Network, Params, Batch, Context], torch.Tensor]
 
 
+@contextmanager
+def as_assertion() -> Iterator[None]:
+    """Convert a ConfigError, with which a run refuses an algorithm, to an AssertionError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
+
+
+@as_assertion()
 def check(
     algorithm: FedAvg | type[FedAvg],
     zero: FedAvg | None = None,
@@ -65,6 +78,7 @@ def check(
 
     The checks are:
 
+    - No hook changes what it receives, and the loss does not depend on rows that only pad a batch.
     - All engines (sequential, vectorised, two ranks) give the same result in rounds 1
       and 2, within 1e-12.
     - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
@@ -92,6 +106,8 @@ def check(
     state = whole.initial_state()
     # the vectorised engine does not train modules in place
     engines = [name for name in ENGINES if not (method.plain and name.startswith("vectorised"))]
+    if not method.plain:
+        check_padding(whole, state)
     for _ in range(2):
         assert_engines_agree(whole, state, engines)
         state.advance(play_round(whole, state))

@@ -45,6 +45,7 @@ from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 from fedexp.training.summary import check_result_names, environment, peak_memory, summary_of
+from fedexp.training.trial import check_padding
 
 log = logging.getLogger("fedexp")
 
@@ -92,6 +93,8 @@ def assemble(folder: RunFolder) -> Simulation:
     folder.built.figures.check_classes(len(simulation.runtime.data.classes))
     if not folder.continues:
         check_result_names(simulation)
+    if simulation.hardware.vectorises:
+        check_padding(simulation, simulation.initial_state())
     return simulation
 
 
