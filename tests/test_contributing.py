@@ -2,12 +2,15 @@
 commands are run.
 """
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +18,19 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 
+from fedexp.cli.main import main
 from fedexp.config import values
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "your_own_parts.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
 # Small runs that can be compared.
-pytestmark = pytest.mark.slow  # each command starts a process
 SMALL = ["tracker=none", "figures=false", "rounds=2", "local.epochs=1", "min_size=1"]
 SMALL += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"]
 
 
-def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as the page does: in the user's directory, with PYTHONPATH=."""
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedexp", *arguments]
@@ -35,7 +39,22 @@ def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProcess[str]:
+def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, in the user's directory and with its modules."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(directory)
+        patch.syspath_prepend(directory)
+        try:
+            code = main(arguments)
+        except SystemExit as stop:  # of a subcommand
+            code = int(stop.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def follow(
+    directory: Path, group: str, *more: str, run: Command = fedexp
+) -> subprocess.CompletedProcess[str]:
     """Run the page's command that chooses an option of `group`."""
     (line,) = [
         c
@@ -44,7 +63,7 @@ def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProce
     ]
     variable, program, *arguments = shlex.split(line)
     assert (variable, program) == ("PYTHONPATH=.", "fedexp")
-    return fedexp(directory, *arguments, *SMALL, *more)
+    return run(directory, *arguments, *SMALL, *more)
 
 
 def rounds(directory: Path) -> pd.DataFrame:
@@ -56,7 +75,7 @@ def rounds(directory: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
@@ -64,7 +83,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, text in written:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8")
-    return directory
+    yield directory
+    for name, module in [*sys.modules.items()]:  # other tests may use the same names
+        if str(getattr(module, "__file__", "")).startswith(str(directory)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +97,9 @@ def reference(workplace: Path) -> pd.DataFrame:
     return rounds(workplace / "reference")
 
 
+@pytest.mark.slow  # a process
 def test_algorithm_example_of_the_page_can_be_run(workplace: Path, reference: pd.DataFrame):
-    done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
+    done = follow(workplace, "algorithm", "hydra.run.dir=smoothed", run=start)
     assert done.returncode == 0, done.stderr
     smoothed = rounds(workplace / "smoothed")
     # The initial model is the same; the loss differs from the first round on.
@@ -96,6 +119,7 @@ def test_algorithm_examples_that_keep_state_can_be_run(
     assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
+@pytest.mark.slow  # a process
 def test_check_example_of_the_page_can_be_run(workplace: Path):
     page = PAGE.read_text(encoding="utf-8")
     code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
@@ -191,10 +215,11 @@ def test_callback_example_keeps_the_best_models(workplace: Path):
     assert kept == set(wanted)
 
 
+@pytest.mark.slow  # a process, and that of W&B
 def test_tracker_example_writes_its_file(workplace: Path):
     shared = [option for option in SMALL if not option.startswith("tracker")]
     command = ["--config-dir", "conf_mine", "tracker=[lines,wandb]", "tracker.wandb.mode=offline"]
-    done = fedexp(workplace, *command, *shared, "hydra.run.dir=lines")
+    done = start(workplace, *command, *shared, "hydra.run.dir=lines")
     assert done.returncode == 0, done.stderr
     lines = (workplace / "lines" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
