@@ -176,6 +176,26 @@ def test_jobs_with_and_without_a_callback_that_ends_them_are_different(
     }
 
 
+def test_runs_that_a_callback_of_an_earlier_version_ended_are_told_apart(
+    fedexp, tmp_path, monkeypatch
+):
+    """Their identities do not have the callback."""
+    monkeypatch.syspath_prepend(tmp_path)
+    add_class(tmp_path, "callback", "stopper", STOPPER)
+    fedexp.done(*SWEEP, "callback=stopper", "seed=0,1")
+    fedexp.done(*SWEEP, "seed=2,3")
+    for path in (tmp_path / "x").glob("*/origin.json"):
+        content = json.loads(path.read_text())
+        values = content["values"].items()
+        content["values"] = {k: v for k, v in values if not k.startswith("callback.")}
+        path.write_text(json.dumps(content))
+    fedexp.done("report", "x", "--no-figures")
+    assert {name: n for name, (n, _) in means(tmp_path).items()} == {
+        "fedavg callback.stopper._target_=stopper.Stopper": 2,
+        "fedavg": 2,
+    }
+
+
 def test_second_search_in_a_directory_is_refused(fedexp, tmp_path):
     """It would take the first one's running trial for an interrupted one."""
     pytest.importorskip("optuna")

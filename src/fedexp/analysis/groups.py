@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedexp.analysis.varying import hashable
-from fedexp.rundir.identity import result_values
+from fedexp.rundir.identity import flatten, result_values
 from fedexp.rundir.reader import RunDirectory
 
 TESTED = ("test_views", "evaluate", "forgetting_metric", "analysis")
@@ -22,11 +22,24 @@ Values = dict[str, Any]  # by dotted key
 
 def group_values(run: RunDirectory) -> Values:
     """Return the values that the runs of a group share."""
-    return chosen(result_values(run.config) if run.identity is None else run.identity)
+    values = chosen(result_values(run.config) if run.identity is None else run.identity)
+    return callback_values(run) | values if is_stopped(run) else values
 
 
 def chosen(values: Values) -> Values:
     return {key: hashable(value) for key, value in values.items() if not key.startswith(WITHIN)}
+
+
+def is_stopped(run: RunDirectory) -> bool:
+    """Return whether a callback ended the run.
+
+    The identity of a run has this callback only since `ends_runs` exists.
+    """
+    return (run.summary.get("stopped") or {}).get("by") == "callback"
+
+
+def callback_values(run: RunDirectory) -> Values:
+    return chosen(flatten(run.config.get("callback") or {}, "callback"))
 
 
 def differing_values(one: RunDirectory, other: RunDirectory) -> dict[str, tuple[Any, Any]]:
@@ -35,10 +48,13 @@ def differing_values(one: RunDirectory, other: RunDirectory) -> dict[str, tuple[
     A value is None if the run does not have the key.
     """
     mine, theirs = group_values(one), group_values(other)
-    keys = mine.keys() | theirs.keys()
+    keys = {*mine, *theirs}
     if one.identity is None or other.identity is None:
         mine, theirs = (chosen(result_values(run.config)) for run in (one, other))
-        keys = mine.keys() & theirs.keys()
+        keys = {*mine} & {*theirs}
+    if is_stopped(one) or is_stopped(other):
+        mine, theirs = callback_values(one) | mine, callback_values(other) | theirs
+        keys |= {key for key in (*mine, *theirs) if key.startswith("callback.")}
     pairs = {key: (mine.get(key), theirs.get(key)) for key in sorted(keys)}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -47,7 +47,9 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
     text shrinks with the square root of the width. matplotlib's warnings about missing letters and
     about the space for a legend are suppressed.
     """
-    fonts = {key: value for key, value in matplotlib.rcParams.items() if key in FONTS}
+    fonts: dict[str, Any] = {
+        key: value for key, value in matplotlib.rcParams.items() if key in FONTS
+    }
     styles: list[str | Path | dict[str, Any]] = [fonts, OURS]
     last: dict[str, Any] = {}
     if pictures.size:
