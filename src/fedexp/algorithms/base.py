@@ -414,6 +414,8 @@ ADVICE = "a hook must not change what it receives: return new tensors, or clone(
 
 def step_hooks(algorithm: FedAvg) -> str:
     """Return the names of the hooks of a local step that an algorithm overrides, for messages."""
+    if algorithm.plain:
+        return "fit"
     return " or ".join(hook for hook in STEP_HOOKS if overrides(algorithm, hook))
 
 

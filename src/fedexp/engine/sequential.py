@@ -90,9 +90,9 @@ class ClientTraining:
             steps=self._to_tensor(self.data.steps).to(runtime.dtype),
             local=runtime.local,
         )
-        names = ("client", "personal", "plan", "server")
-        trees = {f"ctx.{name}": getattr(self.ctx, name) for name in names}
-        self.received = Unchanged(trees, copies=self.round == 1)
+        sent = "ctx.received" if self.algorithm.plain else "ctx.server"
+        trees = {f"ctx.{name}": getattr(self.ctx, name) for name in ("client", "personal", "plan")}
+        self.received = Unchanged(trees | {sent: self.server}, copies=self.round == 1)
 
     def _to_tensor(self, values: np.ndarray | int) -> Tensor:
         return torch.as_tensor(np.asarray(values), device=self.runtime.device)
