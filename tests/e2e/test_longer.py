@@ -96,6 +96,13 @@ def test_cosine_schedule_rejects_more_rounds(fedexp, tmp_path):
     assert (tmp_path / "run/config.yaml").read_bytes() == before
 
 
+def test_cohorts_that_depend_on_the_rounds_reject_more_of_them(fedexp, tmp_path):
+    fedexp.done(*RUN, "cohorts=windows", "rounds=2", "hydra.run.dir=run")
+    said = fedexp.rejected("resume=run", "rounds=8").err
+    assert "other clients than before would take part in round" in said
+    assert summary_of(tmp_path / "run")["rounds"] == 2
+
+
 @pytest.mark.slow
 def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
     """The sweep's command counts the extended job."""
