@@ -196,6 +196,26 @@ def test_runs_that_a_callback_of_an_earlier_version_ended_are_told_apart(
     }
 
 
+def test_directories_are_named_by_the_values_that_a_sweep_varies(fedexp, tmp_path):
+    """A command that varies other keys, or an earlier version, named them differently."""
+    command = ("--multirun", "rounds=1", "hydra.sweep.dir=x", *SMALL, "algorithm=fedprox")
+    fedexp.done(*command, "algorithm.mu=0.1,1.0", "local.lr=0.05", "seed=0")
+    first = names_of(tmp_path, "fedprox")
+    ends = [name.rpartition("_")[2] for name in first]
+    assert first == [
+        f"digits_lda_fedprox_mu{mu}_seed0_{end}"
+        for mu, end in zip(("0.1", "1.0"), ends, strict=False)
+    ]
+    (tmp_path / "x" / first[1]).rename(tmp_path / "x" / f"digits_lda_fedprox_seed0_{ends[1]}")
+    answer = fedexp.done(*command, "algorithm.mu=1.0", "local.lr=0.05", "seed=0,1")
+    assert answer.err.count("nothing to do") == 1
+    names = [name.rpartition("_")[0] for name in names_of(tmp_path, "fedprox")]
+    assert names == [
+        "digits_lda_fedprox_mu0.1_seed0",
+        *(f"digits_lda_fedprox_seed{i}" for i in (0, 1)),
+    ]
+
+
 def test_second_search_in_a_directory_is_refused(fedexp, tmp_path):
     """It would take the first one's running trial for an interrupted one."""
     pytest.importorskip("optuna")
