@@ -357,7 +357,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("photos", 32),
     ):
         for split, label, k in itertools.product(("train", "test"), range(10), range(22)):
-            folder = directory / name / split / f"{label:03}"
+            # MNIST's classes have the names of those of the digits
+            folder = directory / name / split / (f"{label}" if name == "mnist" else f"{label:03}")
             folder.mkdir(parents=True, exist_ok=True)
             pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
             image = Image.fromarray(pixels)
