@@ -300,7 +300,7 @@ def test_gpu_benchmark_prints_its_figures(capsys, monkeypatch):
     parts = ("step", "rounds", "repeat", "jobs")
     arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1"]
     arguments += [f"--parts={','.join(parts)}"]
-    small = ["dataset=few_random_pixels", "participation=0.02", "local.epochs=1"]
+    small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
     arguments += ["--rounds-of-steps=2", "--precisions=fp32"]
     monkeypatch.setattr(gpu, "SEEDS", "0,1")
