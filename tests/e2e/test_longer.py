@@ -143,6 +143,11 @@ def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
     )
     same = fedexp("resume=run")
     assert (same.code, "nothing to do" in same.err) == (0, True)
+    # as if killed after the last round, before the results were written
+    (tmp_path / "run/summary.json").unlink()
+    fedexp.done("resume=run")
+    again = summary_of(tmp_path / "run")
+    assert (again["rounds"], again["stopped"]) == (expected, stopped["stopped"])
     fedexp.done("resume=run", "stop.patience=null")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert summary_of(tmp_path / "run")["identity"] == summary_of(tmp_path / "whole")["identity"]

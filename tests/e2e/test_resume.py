@@ -89,6 +89,19 @@ def test_resume_without_a_valid_checkpoint_is_rejected_or_starts_again(fedexp, r
     assert_same_run(run, shelf / "run")
 
 
+def test_finished_run_without_checkpoints_is_kept(fedexp, tmp_path):
+    sweep = ("--multirun", "rounds=1", "seed=0", *SMALL, "hydra.sweep.dir=many")
+    fedexp.done(*sweep)
+    (job,) = tmp_path.glob("many/digits_*")
+    shutil.rmtree(job / "checkpoint")
+    before = content_of(job)
+    assert "is complete (1 rounds); nothing to do" in fedexp.done(*sweep).err
+    assert content_of(job) == before
+    answer = fedexp.rejected(f"resume={job}", "rounds=2")
+    assert "its checkpoints were removed" in answer.err
+    assert content_of(job) == before
+
+
 def test_changed_partition_is_rejected(fedexp, run):
     (run / "summary.json").unlink()
     arrays = dict(np.load(run / "partition.npz"))

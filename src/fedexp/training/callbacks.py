@@ -91,10 +91,20 @@ def is_finished(
     if run.status != "stopped":
         return True
     why = run.summary.get("stopped") or {}
+    if resumed and why.get("by") != PATIENCE:
+        return False
+    return stays_stopped(why, run, stop, callbacks)
+
+
+def stays_stopped(
+    why: Mapping[str, Any], run: RunDirectory, stop: Stop, callbacks: Iterable[str]
+) -> bool:
+    """Return whether a command has the limit that stopped a run.
+
+    why: why the run stopped, see `State.stopped`. stop, callbacks: as for `is_finished`.
+    """
     if why.get("by") == PATIENCE:
         return stop.patience is not None and stop.patience <= why.get(PATIENCE, 0)
-    if resumed:
-        return False
     if why.get("by") == MINUTES:
         return stop.minutes == why.get(MINUTES)
     return {*callbacks} == {*(run.config.get("callback") or {})}

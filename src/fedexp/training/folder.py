@@ -33,7 +33,7 @@ from fedexp.rundir.identity import essential
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
-from fedexp.training.callbacks import is_finished, stop_reason
+from fedexp.training.callbacks import is_finished, stays_stopped, stop_reason
 from fedexp.training.division import load_checksum
 from fedexp.training.job import Job
 from fedexp.training.simulation import Simulation
@@ -87,7 +87,7 @@ class RunFolder:
     def _decide(self) -> None:
         """Find out whether the job starts, continues or extends a run."""
         alone = self.job.sweep is None
-        self.continues = self.by_name or (not alone and self.run.resumable)
+        self.continues = self.by_name or (not alone and (self.run.resumable or self.run.finished))
         if self.continues:
             self.origin = origin.read(self.directory)
             self._check_values(origin.differences(self.origin, self.values))
@@ -209,15 +209,29 @@ class RunFolder:
             self._require_new()  # another process may have started a run there
         self.checksums = data_checksums(self.built, simulation.runtime.data.checksum)
         self.saved = checkpoint.load(self.directory) if self.continues else None
+        if self.saved is None and self.is_extension:
+            raise ConfigError(
+                f"{self.directory}: the run has ended, but it cannot be continued, because its"
+                " checkpoints were removed; start a new run in another directory"
+            )
         if self.saved is None:
             return simulation.initial_state()
         self._check_data(self.checksums)
         state = read_state(self.directory, self.saved.state, simulation)
         check_partitions(self.directory, simulation)
         check_cohorts(self.directory, simulation.cohorts or {}, state.record.cohorts)
-        if state.status in ("completed", "stopped") and state.round < simulation.rounds:
+        ended = state.status in ("completed", "stopped") and state.round < simulation.rounds
+        if ended and not self._lacks_only_results(state):
             state.status, state.stopped = "running", {}
         return state
+
+    def _lacks_only_results(self, state: State) -> bool:
+        """Return whether a run was interrupted after it stopped, while its results were written."""
+        if self.run.finished or self.extends or not state.stopped:
+            return False
+        return stays_stopped(
+            state.stopped, self.run, self.built.stop, self.built.values["callback"]
+        )
 
     def _check_data(self, checksums: Mapping[str, str]) -> None:
         accepts = self.built.settings.accept_changed_data

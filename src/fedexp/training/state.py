@@ -167,6 +167,7 @@ class State:
         client state. The client states are saved in separate files.
         """
         values = {name: getattr(self, name) for name in SAVED}
+        values["stopped"] = self.stopped
         values["wandb_id"] = None  # earlier versions need the key
         return values | {"format": CHECKPOINT_FORMAT, "server": self.server, "clients": versions}
 
@@ -183,5 +184,6 @@ class State:
             server=tree.to(saved["server"], device),
             records=records,
             clients=ClientStates(directory / files.CLIENT_STATES, saved["clients"]),
+            stopped=saved.get("stopped", {}),  # checkpoints of earlier versions lack it
             **{name: saved[name] for name in SAVED},
         )
