@@ -55,3 +55,25 @@ def test_annotations_limit_the_fields_of_a_dataclass(name, values, words):
             limits.check_limits(Limited(**{name: value}), "local.")
         shown = list(value) if isinstance(value, tuple) else value
         assert str(error.value) == f"local.{name}={shown}: must be {words}"
+
+
+def test_own_checks_do_not_replace_the_limits():
+    """A class may define `__post_init__` without calling that of its base."""
+
+    class Own(limits.Checked, prefix="own."):
+        share: limits.Share
+        most: float
+
+        def __post_init__(self) -> None:
+            if self.share > self.most:
+                raise ConfigError("own.share: must be at most own.most")
+
+    class Derived(Own):
+        pass
+
+    for kind in (Own, Derived):
+        assert kind(share=0.5, most=0.5).share == 0.5
+        with pytest.raises(ConfigError, match=r"^own\.share=7\.0: must be from 0 to 1$"):
+            kind(share=7.0, most=9.0)
+        with pytest.raises(ConfigError, match=r"at most own\.most"):
+            kind(share=0.5, most=0.25)

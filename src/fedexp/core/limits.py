@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Container
 from dataclasses import FrozenInstanceError, dataclass, fields
 from difflib import get_close_matches
+from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 
@@ -95,6 +96,8 @@ class Checked:
         require_known_names(cls)
         if prefix is not None:
             cls.prefix = prefix
+        if own := vars(cls).get("__post_init__"):
+            cls.__post_init__ = after_limits(own)  # type: ignore[assignment, method-assign]
         dataclass(frozen=True, kw_only=True)(cls)
         # Subclasses inherit these methods. A class that defines them cannot be decorated again.
         del cls.__setattr__, cls.__delattr__
@@ -107,6 +110,17 @@ class Checked:
 
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def after_limits(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a class's `__post_init__` that checks the limits first, even without `super()`."""
+
+    @wraps(own)
+    def check(self: Any) -> None:
+        check_limits(self, self.prefix, self.top)
+        own(self)
+
+    return check
 
 
 def require_known_names(cls: type) -> None:
