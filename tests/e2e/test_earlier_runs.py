@@ -152,7 +152,8 @@ def read_all(directory: Path) -> dict[str, Any]:
     state = torch.load(directory / "checkpoint/latest.pt", weights_only=True)
     clients = ClientStates(directory / "checkpoint/clients", state["clients"])
     state["clients"] = dict(clients)
-    for key in ("lengths", "seconds", "train_seconds", "checksums", "trackers", "wandb_id"):
+    added = ("checksums", "stopped")  # keys that earlier checkpoints do not have
+    for key in ("lengths", "seconds", "train_seconds", "trackers", "wandb_id", *added):
         state.pop(key, None)
     # a callback that has no state need not be named, and earlier checkpoints have no checksums
     state["callbacks"] = {name: kept for name, kept in state["callbacks"].items() if kept}
