@@ -97,7 +97,7 @@ class Checked:
         if prefix is not None:
             cls.prefix = prefix
         if own := vars(cls).get("__post_init__"):
-            cls.__post_init__ = after_limits(own)  # type: ignore[assignment, method-assign]
+            cls.__post_init__ = with_limits(own)  # type: ignore[assignment, method-assign]
         dataclass(frozen=True, kw_only=True)(cls)
         # Subclasses inherit these methods. A class that defines them cannot be decorated again.
         del cls.__setattr__, cls.__delattr__
@@ -112,13 +112,13 @@ class Checked:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-def after_limits(own: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a class's `__post_init__` that checks the limits first, even without `super()`."""
+def with_limits(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a class's `__post_init__` that also checks the limits, even without `super()`."""
 
     @wraps(own)
     def check(self: Any) -> None:
-        check_limits(self, self.prefix, self.top)
         own(self)
+        check_limits(self, self.prefix, self.top)
 
     return check
 
