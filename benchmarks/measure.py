@@ -296,7 +296,8 @@ def machine() -> str:
     """Describe what results depend on: CPU, GPU, cores, instruction set, versions and date."""
     import torch
 
-    from fedexp.engine.hardware import cores, cpu_name
+    from fedexp.engine.hardware import cores
+    from fedexp.engine.resolved import cpu_name
 
     device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return (

@@ -17,7 +17,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
-from fedexp.engine.hardware import Hardware
+from fedexp.engine.hardware import Hardware, make_engine
 from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
@@ -282,15 +282,15 @@ def test_hardware_auto_chooses_engine_workers_and_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     several = chosen()
     assert (several.engine, several.workers, several.threads) == ("workers", 4, 1)
-    assert isinstance(several.make_engine(), Workers)
+    assert isinstance(make_engine(several), Workers)
     alone = chosen(cohort_size=1)
     assert (alone.engine, alone.workers, alone.threads) == ("sequential", 1, 3)
-    assert isinstance(alone.make_engine(), Sequential)
+    assert isinstance(make_engine(alone), Sequential)
     assert chosen(cohort_size=3).workers == 3
     assert chosen(threads=2).workers == 2
     assert (chosen(workers=7).workers, chosen(workers=1).engine) == (7, "workers")
-    assert isinstance(chosen(engine="sequential").make_engine(), Sequential)
-    assert chosen(engine="vectorised", chunk=3).make_engine() == Vectorised(3)
+    assert isinstance(make_engine(chosen(engine="sequential")), Sequential)
+    assert make_engine(chosen(engine="vectorised", chunk=3)) == Vectorised(3)
     assert (chosen(precision="fp64").dtype, chosen(precision="bf16").dtype) == (
         torch.float64,
         torch.float32,

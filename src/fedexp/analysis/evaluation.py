@@ -18,8 +18,9 @@ from fedexp.core.rng import generator_for
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, ImageData
 from fedexp.engine.base import ClientRuntime
-from fedexp.engine.hardware import Hardware, Resolved
+from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, default_torch
+from fedexp.engine.resolved import Resolved
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.rundir.reader import RunDirectory
 

@@ -1,11 +1,9 @@
 """Choose the device, the engine and the precision of a run (config group `hardware`)."""
 
 import copy
-import ctypes
 import os
-import platform
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,10 +11,10 @@ import torch
 from fedexp.core.console import plural
 from fedexp.core.errors import require
 from fedexp.core.limits import Checked, CountOrNone, Limit
-from fedexp.core.memory import proc_value
 from fedexp.engine.base import Engine
 from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.ranks.world import launched_ranks
+from fedexp.engine.resolved import Resolved, has_bf16
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 
@@ -79,7 +77,7 @@ class Hardware(Checked, prefix="hardware."):
             precision = "fp32"
         return replace(self, precision=precision)
 
-    def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
+    def resolve(self, cohort_size: int, share: int | None = None) -> Resolved:
         """Return the hardware that the run uses.
 
         The choice assumes that the vectorised engine supports the model (see `without_vmap`).
@@ -112,7 +110,7 @@ class Hardware(Checked, prefix="hardware."):
         self._check(resolved)
         return resolved
 
-    def without_vmap(self, resolved: "Resolved", obstacle: str) -> "Resolved":
+    def without_vmap(self, resolved: Resolved, obstacle: str) -> Resolved:
         """Return the hardware for a run that the vectorised engine does not support.
 
         obstacle: why it is not supported, for the message.
@@ -127,7 +125,7 @@ class Hardware(Checked, prefix="hardware."):
         self._check(changed)
         return changed
 
-    def _check(self, resolved: "Resolved") -> None:
+    def _check(self, resolved: Resolved) -> None:
         """Raise ConfigError if an option is incompatible with the resolved hardware."""
         engine = resolved.engine
         tf32_on_cpu = self.precision == "tf32" and resolved.device.type != "cuda"
@@ -167,82 +165,13 @@ class Hardware(Checked, prefix="hardware."):
         return device, "requested"
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """The hardware that a run uses, without `auto`."""
-
-    device: torch.device
-    engine: str
-    precision: str
-    threads: int  # of each process
-    workers: int  # number of ranks that train
-    trainer: Engine  # trains the clients, in this process or in each rank
-    reason: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of parameters and inputs.
-
-        With bf16, the forward pass runs in bf16 with fp32 parameters (autocast).
-        """
-        return torch.float64 if self.precision == "fp64" else torch.float32
-
-    @property
-    def vectorises(self) -> bool:
-        """Return whether the vectorised engine trains the clients, possibly in several ranks."""
-        return isinstance(self.trainer, Vectorised)
-
-    def make_engine(self) -> Engine:
-        """Return the engine of the run."""
-        # a copy for each run, because an engine stores its chunk size and graphs
-        trainer = copy.copy(self.trainer)
-        if self.engine == "workers":
-            return Workers(trainer, self, self.workers, share=self.vectorises)
-        return trainer
-
-    def apply(self) -> None:
-        """Set the options of torch that apply to the whole process.
-
-        They are set for every job, because the jobs of a sweep may share a process. In the
-        caller's process, `default_torch` restores them.
-        """
-        torch.set_num_threads(self.threads)
-        if self.device.index is not None:
-            torch.cuda.set_device(self.device)
-        tf32 = self.precision in ("tf32", "bf16")
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-        # Otherwise, the order of additions may depend on the threads.
-        torch.backends.cudnn.deterministic = True
-        keep_freed_memory()
-
-    @property
-    def device_name(self) -> str:
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return cpu_name()
-
-    def sentence(self) -> str:
-        cuda = self.device.type == "cuda"
-        name = self.device_name if cuda else plural(self.threads, "thread")
-        precision = self.precision
-        if cuda and precision == "fp32" and has_bf16():
-            precision = "fp32 (tf32 is faster and less exact)"
-        if self.engine != "workers":
-            return f"{self.device} ({name}), engine {self.engine}, {precision}: {self.reason}"
-        count = plural(self.workers, "worker")
-        return f"{self.device} ({count} of {name} each), {precision}: {self.reason}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values for summary.json."""
-        return {
-            "device": str(self.device),
-            "name": self.device_name,
-            "engine": self.engine,
-            "precision": self.precision,
-            "threads": self.threads,
-            "workers": self.workers,
-        }
+def make_engine(hardware: Resolved) -> Engine:
+    """Return the engine of a run."""
+    # a copy for each run, because an engine stores its chunk size and graphs
+    trainer = copy.copy(hardware.trainer)
+    if hardware.engine == "workers":
+        return Workers(trainer, hardware, hardware.workers, share=hardware.vectorises)
+    return trainer
 
 
 def default_threads(share: int) -> int:
@@ -264,28 +193,3 @@ def cores() -> int:
     from joblib import cpu_count
 
     return int(cpu_count())
-
-
-def has_bf16() -> bool:
-    """Return whether the GPU computes in bf16 and tf32 without emulation."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def cpu_name() -> str:
-    """Return the model name of the CPU, from /proc/cpuinfo on Linux."""
-    known = proc_value("cpuinfo", "model name")
-    return known or platform.processor() or platform.machine()
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory. Local steps are then up to 1.6 times as fast.
-
-    By default, glibc returns large blocks to the operating system and requests them again in every
-    step.
-    """
-    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL("libc.so.6")
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    libc.mallopt(m_mmap_threshold, 1 << 30)
-    libc.mallopt(m_trim_threshold, 1 << 30)

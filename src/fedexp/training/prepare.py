@@ -20,8 +20,9 @@ from fedexp.data.partition import IID
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
-from fedexp.engine.hardware import Resolved
+from fedexp.engine.hardware import make_engine
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
+from fedexp.engine.resolved import Resolved
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
@@ -98,7 +99,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         rounds_per_task=built.scenario.rounds_per_task,
         hardware=hardware,
         runtime=runtime,
-        engine=hardware.make_engine(),
+        engine=make_engine(hardware),
         metrics=metrics,
         initial=algorithm.server_init(initial, first)["params"],
         initial_buffers=runtime.net.buffers(),

@@ -16,7 +16,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
-from fedexp.engine.hardware import Resolved
+from fedexp.engine.resolved import Resolved
 from fedexp.engine.schedule import BatchSchedule
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.record import Record

@@ -15,7 +15,7 @@ import fedexp
 from fedexp.core.memory import proc_bytes
 from fedexp.core.provenance import commit
 from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
-from fedexp.engine.hardware import Resolved
+from fedexp.engine.resolved import Resolved
 from fedexp.metrics.quantity import ACCURACY, OF_RUN, SECONDS, SPEED
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target

@@ -27,6 +27,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import flush_subnormals
 from fedexp.engine.ranks.objects import receive, send, share
+from fedexp.engine.resolved import Resolved
 
 CPU = torch.device("cpu")
 
@@ -72,11 +73,13 @@ class Rank:
         mapped, self.file = share(whole)  # it stays open for the other ranks
         return mapped.text, mapped.path
 
-    def begin(self, hardware: Any, number: int, engine: Engine, runtime: ClientRuntime) -> None:
+    def begin(
+        self, hardware: Resolved, number: int, engine: Engine, runtime: ClientRuntime
+    ) -> None:
         """Set up the process for a run.
 
-        hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the ranks
-            of a node are distributed among its GPUs.
+        hardware: if it does not name a particular GPU, the ranks of a node are distributed among
+            its GPUs.
         number: the number of the rank on its node.
 
         Raises ConfigError if the node does not have the GPU.

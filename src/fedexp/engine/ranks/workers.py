@@ -25,6 +25,7 @@ from fedexp.engine.ranks import world
 from fedexp.engine.ranks.objects import Mapped, share
 from fedexp.engine.ranks.rank import CPU, Call, Rank, cut_evenly
 from fedexp.engine.ranks.world import World
+from fedexp.engine.resolved import Resolved
 
 NOT_SENT: Any = None
 
@@ -43,13 +44,13 @@ class Workers(Engine):
     """Engine that trains clients in several ranks. Rank 0 is this process, and trains too.
 
     inner: the engine that each rank uses.
-    hardware: the hardware of each rank (fedexp.engine.hardware.Resolved).
+    hardware: the hardware of each rank.
     count: the number of ranks.
     share: whether the cohort is divided among the ranks in advance, so that the vectorised engine
     can train a rank's clients together. False: a rank receives one client at a time.
     """
 
-    def __init__(self, inner: Engine, hardware: Any, count: int, share: bool):
+    def __init__(self, inner: Engine, hardware: Resolved, count: int, share: bool):
         self.inner, self.hardware, self.count, self.share = inner, hardware, count, share
 
     def start(self, runtime: ClientRuntime) -> None:
