@@ -31,7 +31,7 @@ from fedexp.engine.ranks import objects, world
 from fedexp.engine.ranks.objects import pack, share, signature
 from fedexp.engine.ranks.rank import Rank
 from fedexp.engine.ranks.workers import Workers
-from fedexp.engine.ranks.world import Place, World
+from fedexp.engine.ranks.world import Location, World
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
@@ -382,7 +382,7 @@ def test_a_rank_names_what_keeps_it_from_the_others(monkeypatch):
 
 
 def test_an_address_that_only_one_machine_can_reach_is_refused():
-    here, there = (Place(f"process 7 on {name}", name) for name in "ab")
+    here, there = (Location(f"process 7 on {name}", name) for name in "ab")
     local = here._replace(address="127.0.1.1")
     world.check_addresses([local, local._replace(node="2")])
     world.check_addresses([here, there._replace(address="10.0.0.2")])

@@ -14,7 +14,7 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 from fedexp.analysis.report import finish_sweep
-from fedexp.analysis.sweep import find_sweep, load_sweep
+from fedexp.analysis.sweep import find_sweep, load_named_sweep
 from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config import composition
@@ -36,7 +36,7 @@ def test_unknown_sweep_is_rejected():
     with pytest.raises(
         ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"
     ):
-        load_sweep("fedntd_tabel1", conf_directories())
+        load_named_sweep("fedntd_tabel1", conf_directories())
 
 
 def test_overrides_of_a_single_value_are_rejected(tmp_path):
@@ -45,7 +45,7 @@ def test_overrides_of_a_single_value_are_rejected(tmp_path):
     path.parent.mkdir()
     path.write_text("mine: {blocks: [{algorithm: {fedavg: {with: [local.lr=0.1]}}}]}\n")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*fedavg: with: must be text or a number"):
-        load_sweep("mine", [tmp_path])
+        load_named_sweep("mine", [tmp_path])
 
 
 def test_first_of_several_sweeps_with_the_same_name_is_used(tmp_path):

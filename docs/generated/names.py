@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from fedexp.analysis.sweep import Sweep, load_sweep
+from fedexp.analysis.sweep import NamedSweep, load_named_sweep
 from fedexp.config.options import list_options
 
 from .text import CONFS, conf_file, description
@@ -19,11 +19,11 @@ def title(name: str) -> str:
 
 
 @cache
-def sweeps() -> tuple[Sweep, ...]:
-    return tuple(load_sweep(name, CONFS) for name in list_options("sweep", CONFS))
+def sweeps() -> tuple[NamedSweep, ...]:
+    return tuple(load_named_sweep(name, CONFS) for name in list_options("sweep", CONFS))
 
 
-def methods(sweep: Sweep) -> set[str]:
+def methods(sweep: NamedSweep) -> set[str]:
     fixed = {
         text.partition("=")[2]
         for b in sweep.blocks

@@ -24,8 +24,8 @@ from typing import Any
 from fedexp.analysis.sweep import (
     Block,
     Fields,
-    Sweep,
-    load_sweep,
+    NamedSweep,
+    load_named_sweep,
     read_block,
     read_sweep,
     split_override,
@@ -70,7 +70,7 @@ class PaperBlock(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperSweep(Sweep):
+class PaperSweep(NamedSweep):
     blocks: tuple[PaperBlock, ...]
     paper: str
     table: str
@@ -121,13 +121,13 @@ def read_fields(node: Mapping[str, Any]) -> Fields:
 
 def load_paper_sweep(name: str) -> PaperSweep:
     """Load a sweep of a paper. Raises ConfigError if there is none of this name."""
-    return load_sweep(name, conf_directories(), read_paper_sweep)
+    return load_named_sweep(name, conf_directories(), read_paper_sweep)
 
 
 def all_paper_sweeps() -> list[PaperSweep]:
     """Return all sweeps that reproduce a table or figure of a paper, sorted by name."""
     conf = conf_directories()
-    named: list[Sweep] = [load_sweep(name, conf) for name in list_options("sweep", conf)]
+    named: list[NamedSweep] = [load_named_sweep(name, conf) for name in list_options("sweep", conf)]
     return [load_paper_sweep(sweep.name) for sweep in named if "paper" in sweep.content]
 
 

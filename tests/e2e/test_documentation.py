@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedexp.analysis.sweep import expand, launches, load_sweep
+from fedexp.analysis.sweep import expand, launches, load_named_sweep
 from fedexp.cli.commands import SUBCOMMANDS, call
 from fedexp.config.arguments import prepare
 from fedexp.config.build import build
@@ -241,7 +241,7 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
         named = [o for o in written if o.startswith("hydra.sweeper.sweep=")]
         grids = [mine]
         if named:
-            grids = launches(load_sweep(named[0].partition("=")[2], CONFS), mine)
+            grids = launches(load_named_sweep(named[0].partition("=")[2], CONFS), mine)
         for grid in grids:
             axes = [[job[0] for job in expand([override])] for override in grid]
             longest = 1 if named else max(map(len, axes), default=1)

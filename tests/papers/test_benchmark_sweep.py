@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from fedexp.analysis.sweep import load_sweep
+from fedexp.analysis.sweep import load_named_sweep
 from fedexp.config.options import conf_directories
 from fedexp.core.errors import ConfigError
 from fedexp_papers.benchmark import write_commands
@@ -14,7 +14,7 @@ from quick_runs import change_summary, write_run
 
 def test_every_method_has_the_same_budget_and_no_seed_of_the_benchmark():
     search, final = (
-        load_sweep(name, conf_directories()) for name in ("benchmark_search", "benchmark")
+        load_named_sweep(name, conf_directories()) for name in ("benchmark_search", "benchmark")
     )
     jobs = Counter()
     for block in search.blocks:

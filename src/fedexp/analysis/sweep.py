@@ -12,7 +12,7 @@ A sweep's file may also have these keys:
 - `choose: best`: the sweep is a search; its report names the best value of each key
 
 All other keys, and the names below the value of an axis, are for other packages
-(`Sweep.content`).
+(`NamedSweep.content`).
 """
 
 import itertools
@@ -93,7 +93,7 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class NamedSweep:
     name: str
     title: str = ""
     blocks: tuple[Block, ...]
@@ -108,12 +108,12 @@ class Sweep:
         return {key for block in self.blocks for key in block.axes}
 
 
-SweepType = TypeVar("SweepType", bound=Sweep)
+SweepType = TypeVar("SweepType", bound=NamedSweep)
 
 
-def read_sweep(name: str, content: Mapping[str, Any]) -> Sweep:
+def read_sweep(name: str, content: Mapping[str, Any]) -> NamedSweep:
     """Read a sweep from the content of its file. Raises ValueError or the like if it is invalid."""
-    return Sweep(
+    return NamedSweep(
         name=name,
         title=str(content.get("title", "")),
         blocks=tuple(map(read_block, content["blocks"])),
@@ -124,7 +124,7 @@ def read_sweep(name: str, content: Mapping[str, Any]) -> Sweep:
     )
 
 
-def load_sweep(
+def load_named_sweep(
     name: str,
     folders: Sequence[Path],
     read: Callable[[str, Mapping[str, Any]], SweepType] = read_sweep,  # type: ignore[assignment]
@@ -153,13 +153,13 @@ def load_sweep(
         ) from error
 
 
-def find_sweep(directory: Path, folders: Sequence[Path]) -> Sweep | None:
+def find_sweep(directory: Path, folders: Sequence[Path]) -> NamedSweep | None:
     """Return the named sweep that a directory belongs to, or None if it is in none of the folders.
 
     folders: directories with config groups.
     """
     try:
-        return load_sweep(sweep_name(directory), folders)
+        return load_named_sweep(sweep_name(directory), folders)
     except ConfigError:
         return None
 
@@ -185,7 +185,7 @@ def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
     }
 
 
-def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
+def launches(sweep: NamedSweep, overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each `--multirun` command that is needed to run the sweep.
 
     overrides: the overrides on the command line. If a key is an axis, the axis is restricted to the

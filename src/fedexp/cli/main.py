@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.cli.commands import call, is_subcommand, version_text
-from fedexp.config.arguments import config_folders, prepare
+from fedexp.config.arguments import given_folders, hydra_arguments
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     INTERRUPTED,
@@ -61,7 +61,7 @@ def run_command(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(version_text())
         return 0
-    return max(run_hydra(each) for each in prepare(arguments))
+    return max(run_hydra(each) for each in hydra_arguments(arguments))
 
 
 def set_up_process() -> None:
@@ -130,7 +130,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     except JobFailed as failure:
         return failure.code
     except Exception as error:
-        return report(error, config_folders(arguments))
+        return report(error, given_folders(arguments))
     finally:
         sys.argv = before
     interrupts.release()

@@ -20,7 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedexp.analysis.naming import rounded
-from fedexp.analysis.sweep import expand, launches, load_sweep
+from fedexp.analysis.sweep import expand, launches, load_named_sweep
 from fedexp.config.arguments import as_typed
 from fedexp.config.build import Built, build
 from fedexp.config.composition import path_override, quoted, without_hydra
@@ -49,7 +49,7 @@ from fedexp.rundir import files
 from fedexp.rundir.jobs import job_options, record
 from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp.training.callbacks import is_finished
-from fedexp.training.checks import check, check_used
+from fedexp.training.checks import check_config, check_used
 from fedexp.training.prepare import centralized_config, metrics_of
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     check_set_once(arguments)
     grids = [list(arguments)]
     if (name := multirun.options.sweep) is not None:
-        grids = launches(load_sweep(name, search_path()), arguments)
+        grids = launches(load_named_sweep(name, search_path()), arguments)
     jobs = [list(expand(grid)) for grid in grids]
     if not preview:
         print(f"checking {plural(sum(map(len, jobs)), 'job')}", flush=True)
@@ -386,7 +386,7 @@ def check_job(job: Planned) -> Built:
     built = build(without_hydra(job.composed))
     for tracker in built.tracker:
         tracker.check()
-    check(centralized_config(built), metrics_of(built))
+    check_config(centralized_config(built), metrics_of(built))
     if not job.directory.exists():  # a continued job may have options without effect
         check_used(built.values, job.overrides)
     return built

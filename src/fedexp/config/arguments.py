@@ -21,14 +21,14 @@ UNSET = (None, "None")  # how `assigned_values` returns null
 SEARCH = "hydra/sweeper=optuna"
 
 
-def prepare(arguments: Sequence[str], folders: Sequence[Path] = ()) -> list[list[str]]:
+def hydra_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) -> list[list[str]]:
     """Return the arguments of each call of Hydra: one for each sweep, otherwise a single one.
 
     folders: directories with the user's config groups, besides those that the arguments give.
 
     Raises ConfigError for what Hydra would accept without a message.
     """
-    folders = [*folders, *config_folders(arguments)]
+    folders = [*folders, *given_folders(arguments)]
     check_same_names(folders)
     check_options(arguments)
     check_output(arguments)
@@ -87,7 +87,7 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def config_folders(arguments: Sequence[str]) -> list[Path]:
+def given_folders(arguments: Sequence[str]) -> list[Path]:
     """Return the directories given by `--config-dir`."""
     found = []
     for number, text in enumerate(arguments):

@@ -15,10 +15,10 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config import launchers
-from fedexp.config.arguments import prepare
+from fedexp.config.arguments import hydra_arguments
 from fedexp.config.messages import explain
 from fedexp.config.options import conf_directory
-from fedexp.config.overrides import PLAIN, quoted
+from fedexp.config.overrides import UNQUOTED, quoted
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
 
@@ -47,7 +47,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     ConfigError has the message that the command line would print.
     """
     folders = [] if config_dir is None else [config_dir.expanduser().absolute()]
-    (written,) = prepare(checked_overrides(overrides), folders)
+    (written,) = hydra_arguments(checked_overrides(overrides), folders)
     if folders:
         written.append(f"hydra.searchpath=[{quoted(f'file://{folders[0]}')}]")
     with isolated_hydra():
@@ -85,7 +85,7 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
 def path_override(key: str, path: Path) -> str:
     """Return the override that sets a key to a path, as a user would type it."""
     shown = str(display_path(path))
-    return f"{key}={shown if PLAIN.fullmatch(shown) else quoted(shown)}"
+    return f"{key}={shown if UNQUOTED.fullmatch(shown) else quoted(shown)}"
 
 
 @contextmanager

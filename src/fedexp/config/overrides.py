@@ -12,8 +12,8 @@ from hydra.errors import HydraException
 FILES = ("data_dir", "root", "path", "weights")  # keys of paths to data
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 # texts that Hydra's grammar reads without quotes; NAME: the same with letters of any alphabet
-PLAIN = re.compile(r"[\w./:~+-]+", re.ASCII)
-NAME = re.compile(PLAIN.pattern)
+UNQUOTED = re.compile(r"[\w./:~+-]+", re.ASCII)
+NAME = re.compile(UNQUOTED.pattern)
 FORCED = "++"  # begins an override of a key that the composed configuration need not have
 
 
@@ -29,7 +29,7 @@ def quoted(text: str) -> str:
 def with_quoted_letters(override: str) -> str:
     """Quote a name with letters such as é or 数, as in `resume=été`, for Hydra's grammar."""
     key, _, value = override.partition("=")
-    needs_quotes = NAME.fullmatch(value) and not PLAIN.fullmatch(value)
+    needs_quotes = NAME.fullmatch(value) and not UNQUOTED.fullmatch(value)
     return f"{key}={quoted(value)}" if needs_quotes else override
 
 

@@ -153,7 +153,7 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Tested:
     """Numbers of correct predictions, and losses, on the test set or on some of its batches."""
 
     class_correct: Tensor  # int64 [C]
@@ -168,7 +168,7 @@ class Evaluation:
         return self.losses.sum() / self.examples
 
     @classmethod
-    def joined(cls, parts: "Sequence[Evaluation]") -> "Evaluation":
+    def joined(cls, parts: "Sequence[Tested]") -> "Tested":
         """Return the evaluation on the whole test set.
 
         The result does not depend on how the batches were divided into parts.
@@ -279,7 +279,7 @@ class ClientRuntime:
     @torch.no_grad()
     def evaluate(
         self, params: Params, draws: Tensor | None = None, batches: range | None = None
-    ) -> Evaluation:
+    ) -> Tested:
         """Return the correct predictions and the losses of a model on the test set.
 
         params: the parameters of the model, with or without buffers.
@@ -305,7 +305,7 @@ class ClientRuntime:
             correct.index_add_(0, y, count)
             task = torch.zeros_like(y) if tasks is None else tasks[index]
             task_correct.index_add_(0, task, count)
-        return Evaluation(correct, task_correct, losses, torch.cat(right), len(labels))
+        return Tested(correct, task_correct, losses, torch.cat(right), len(labels))
 
     def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
         """Return the class logits [B, C] of test examples, given the outputs of the model.
@@ -394,7 +394,7 @@ class Engine(ABC):
 
     def evaluate(
         self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
-    ) -> Evaluation:
+    ) -> Tested:
         """Evaluate the global model in a view.
 
         server: a dict with the `params` and `buffers` of the model.

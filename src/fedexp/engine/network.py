@@ -20,7 +20,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.batch_norm import has_batch_norm, has_running_statistics, ignore_padding
 from fedexp.models import Output
 
-HEAD = "classifier."  # prefix of the names of the head's parameters
+HEAD_PREFIX = "classifier."  # prefix of the names of the head's parameters
 LAYOUT = torch.channels_last  # for parameters and images: the fastest format in oneDNN and cuDNN
 
 
@@ -136,10 +136,12 @@ class FunctionalNetwork:
     def _backbone(self) -> frozenset[str]:
         """Return the names of the parameters that affect the features."""
         names = dict(self.module.named_parameters())
-        return frozenset(name for name in names if not name.startswith(HEAD))
+        return frozenset(name for name in names if not name.startswith(HEAD_PREFIX))
 
     def _run_head(self, params: Params, features: Tensor) -> Output:
-        head = {k.removeprefix(HEAD): v for k, v in params.items() if k.startswith(HEAD)}
+        head = {
+            k.removeprefix(HEAD_PREFIX): v for k, v in params.items() if k.startswith(HEAD_PREFIX)
+        }
         layer = self.module.get_submodule("classifier")
         return Output(features, functional_call(layer, head, (features,)))
 

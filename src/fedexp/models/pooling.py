@@ -12,10 +12,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from fedexp.core.private.torch_internals import in_transform
 
 # a convolution, and the layer between it and pooling, such as batch norm or nn.Identity
-Stage = tuple[nn.Conv2d, nn.Module]
+PooledStage = tuple[nn.Conv2d, nn.Module]
 
 
-def convolve_and_pool(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+def convolve_and_pool(x: Tensor, stages: Sequence[PooledStage]) -> Tensor:
     """Apply convolutions to x [N, C, H, W], each followed by a layer and `pool`.
 
     The convolutions have the same padding, and no stride, dilation or groups. A mode
@@ -28,7 +28,7 @@ def convolve_and_pool(x: Tensor, stages: Sequence[Stage]) -> Tensor:
     return in_layers(x, stages)
 
 
-def in_layers(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+def in_layers(x: Tensor, stages: Sequence[PooledStage]) -> Tensor:
     """Do the same as `convolve_and_pool`, one layer after the other."""
     for convolution, norm in stages:
         x = pool(norm(convolution(x)))

@@ -81,7 +81,7 @@ def holds(values: Mapping[str, Any], condition: str) -> bool:
     return str(value) == wanted if equals else bool(value)
 
 
-def check(built: Built, metrics: Metrics) -> None:
+def check_config(built: Built, metrics: Metrics) -> None:
     """Raise ConfigError if parts of the configuration are incompatible.
 
     These checks do not need the data, so they run before the data are loaded or downloaded.

@@ -24,7 +24,7 @@ from fedexp.core.memory import size_of
 from fedexp.data.types import Data, ImageData
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
-from fedexp.engine.network import HEAD, trainable
+from fedexp.engine.network import HEAD_PREFIX, trainable
 from fedexp.engine.schedule import count_skipped_examples
 from fedexp.engine.vectorised import engine as vectorised
 from fedexp.engine.vectorised.graphs import is_out_of_memory
@@ -207,7 +207,7 @@ def has_fixed_features(module: nn.Module, x: Tensor) -> bool:
 
     x: inputs [B, ...], whose values are not read.
     """
-    only_head = all(name.startswith(HEAD) for name in trainable(module))
+    only_head = all(name.startswith(HEAD_PREFIX) for name in trainable(module))
     if type(module) is not Headed or not only_head or has_batch_norm(module):
         return False
     return find_obstacle(module, x) is None

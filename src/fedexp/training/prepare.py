@@ -26,7 +26,7 @@ from fedexp.engine.resolved import Resolved
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
-from fedexp.training.checks import check, check_kept
+from fedexp.training.checks import check_config, check_kept
 from fedexp.training.division import divide, load_data
 from fedexp.training.model_fit import (
     check_frozen,
@@ -62,7 +62,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     if before is not None:
         built = replace(built, hardware=built.hardware.resumed(before))
     metrics = metrics_of(built)
-    check(built, metrics)
+    check_config(built, metrics)
     # chosen as if the model could be vectorised; for other models, `fit_engine` replaces the engine
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     hardware.apply()

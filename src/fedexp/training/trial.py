@@ -20,7 +20,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.schedule import BatchSchedule
-from fedexp.engine.vectorised.clients import Clients
+from fedexp.engine.vectorised.clients import ClientStack
 from fedexp.engine.vectorised.graphs import run_steps
 from fedexp.training.exchange import Exchange, broadcast, sample
 from fedexp.training.simulation import Simulation
@@ -98,7 +98,7 @@ def short(schedule: BatchSchedule, rows: int, padding: int) -> BatchSchedule:
 
 def result_of(shared: Shared, alone: Cohort, schedule: BatchSchedule) -> tuple[Params, Tensor]:
     """Return the change of a client's parameters in the batches of a schedule, and its loss."""
-    clients = Clients(shared, replace(alone, schedules=[schedule]))
+    clients = ClientStack(shared, replace(alone, schedules=[schedule]))
     before = tree.map(torch.clone, clients.frame.params)
     run_steps(clients, None)
     return tree.subtract(clients.frame.params, before), clients.frame.losses / STEPS

@@ -24,7 +24,7 @@ from fedexp.core import tree
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Shared, Tested, Trained
 from fedexp.engine.network import flush_subnormals
 from fedexp.engine.ranks.objects import receive, send, share
 from fedexp.engine.resolved import Resolved
@@ -108,7 +108,7 @@ class Rank:
         shared = Shared(algorithm, self.runtime, self.server, lr)
         return self.engine.train(shared, cohort, evaluate_local)
 
-    def evaluate(self, batches: range, view: str, round: int) -> Evaluation:
+    def evaluate(self, batches: range, view: str, round: int) -> Tested:
         self.runtime.net.set_buffers(self.server["buffers"])
         draws = self.runtime.test_draws(view, round)
         return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)

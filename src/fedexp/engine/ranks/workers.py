@@ -19,7 +19,7 @@ from torch import Tensor
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.data.views import PLAIN
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Shared, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Tested, Trained
 from fedexp.engine.network import flush_subnormals
 from fedexp.engine.ranks import world
 from fedexp.engine.ranks.objects import Mapped, share
@@ -77,7 +77,7 @@ class Workers(Engine):
 
     def evaluate(
         self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
-    ) -> Evaluation:
+    ) -> Tested:
         orders = []
         pieces = cut_evenly(runtime.tested_on(view).evaluation_batches, self.count)
         for i, piece in enumerate(pieces):
@@ -85,7 +85,7 @@ class Workers(Engine):
             orders.append(Order("evaluating the global model", call, [i]))
         parts = self._answers(runtime, orders, server)
         here = [replace(part, **tree.to(vars(part), runtime.device)) for part in parts]
-        return Evaluation.joined(here)
+        return Tested.joined(here)
 
     def logits(
         self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]

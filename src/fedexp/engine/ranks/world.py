@@ -45,7 +45,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 Processes = Sequence[subprocess.Popen[bytes]]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a rank runs. Ranks of the same node and the same namespaces can share memory."""
 
     name: str  # process and host
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 class World:
     """The ranks of a command, as rank 0 sees them."""
 
-    places: list[Place]
+    places: list[Location]
     key: bytes
     launched: bool = False  # by torchrun or srun; otherwise by rank 0
     processes: Processes = ()  # that rank 0 has started: ranks 1, 2, ...
@@ -213,7 +213,7 @@ def connect(
     size: int,
     key: bytes,
     check: Callable[[], None] = lambda: None,
-) -> list[Place]:
+) -> list[Location]:
     """Connect this rank with the others, and return where they run.
 
     check: called again and again while this rank waits for the others.
@@ -225,7 +225,7 @@ def connect(
     node = os.environ.get("GROUP_RANK", host)
     versions = f"fedexp {fedexp.__version__}, torch {torch.__version__}"
     own = "\n".join(
-        Place(
+        Location(
             name=f"process {os.getpid()} on {host}",
             node=node,
             versions=versions,
@@ -247,7 +247,7 @@ def connect(
     places = []
     for each in keys:
         signed, _, place = store.get(each).partition(b"\n")
-        found = Place(*place.decode().split("\n"))
+        found = Location(*place.decode().split("\n"))
         if signed.decode() != signature(key, place).hex():
             raise ConfigError(f"{KEY}: differs between rank {rank} and rank {each} ({found.name})")
         if found.versions != versions:
@@ -312,7 +312,7 @@ def notice_lost_machines() -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
-def check_addresses(places: Sequence[Place]) -> None:
+def check_addresses(places: Sequence[Location]) -> None:
     """Raise ConfigError if another machine could not reach the address of a rank."""
     if len({place.name.rpartition(" ")[2] for place in places}) == 1:  # one machine
         return
@@ -333,7 +333,7 @@ def start(count: int, threads: int) -> World:
     global _world
     if _world is None or (len(_world.places) < count and not _world.launched):
         stop()
-        _world = World([Place("", "")], b"")
+        _world = World([Location("", "")], b"")
         if count > 1:
             _world = start_processes(count, threads)
     return _world

@@ -259,7 +259,7 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 # --- a round
 
 
-class Clients:
+class ClientStack:
     """The clients of a cohort during one round. Clients with more steps come first."""
 
     def __init__(self, shared: Shared, cohort: Cohort):

@@ -18,7 +18,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.batch_norm import uses_batch_statistics
-from fedexp.engine.vectorised.clients import Clients, Frame
+from fedexp.engine.vectorised.clients import ClientStack, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
 log = logging.getLogger("fedexp")
@@ -99,7 +99,7 @@ class Vectorised(Engine):
         cohort: the clients. Clients with more steps come first.
         testing: the stopwatch that measures the time for tests.
         """
-        clients, correct = Clients(shared, cohort), None
+        clients, correct = ClientStack(shared, cohort), None
         epochs: list[list[Params]] = [[] for _ in cohort.marks]
 
         def copy_models(step: int, frame: Frame) -> None:
@@ -235,7 +235,7 @@ def client_memory(shared: Shared, cohort: Cohort) -> int:
     first = replace(schedule, index=schedule.index[:1], lengths=schedule.lengths[:1], draws=draws)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_steps(Clients(shared, replace(alone, schedules=[first])), None)
+    run_steps(ClientStack(shared, replace(alone, schedules=[first])), None)
     return torch.cuda.max_memory_allocated(device) - before
 
 

@@ -19,13 +19,13 @@ from fedexp.algorithms.base import Batch
 from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Shared
-from fedexp.engine.vectorised.clients import Clients, Frame, local_step, tensors_of
+from fedexp.engine.vectorised.clients import ClientStack, Frame, local_step, tensors_of
 
 log = logging.getLogger("fedexp")
 FRAMES = 2  # maximum number of frames: one for full chunks, one for the last, smaller chunk
 
 
-def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
+def run_steps(clients: ClientStack, graphs: "Graphs | None") -> None:
     """Run all local steps of the clients, and update the clients' frame in place.
 
     graphs: the CUDA graphs of the run. None: run the steps without graphs.
@@ -48,7 +48,7 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 class Steps:
     """The local steps of a round, run without CUDA graphs."""
 
-    def __init__(self, clients: Clients):
+    def __init__(self, clients: ClientStack):
         self.clients = clients
 
     @property
@@ -120,7 +120,7 @@ class Graphs:
         self.failed = False
         self._recorded: dict[Any, Recorded] = {}
 
-    def open(self, clients: Clients) -> Steps:
+    def open(self, clients: ClientStack) -> Steps:
         """Return an object that runs the local steps of one round as CUDA graphs."""
         return Replaying(self, clients, self._frame_of(clients))
 
@@ -158,7 +158,7 @@ class Graphs:
         """Release the memory of the frames and graphs."""
         self._recorded.clear()
 
-    def _frame_of(self, clients: Clients) -> Recorded:
+    def _frame_of(self, clients: ClientStack) -> Recorded:
         """Return an existing frame that fits the clients, or a new one."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = []
@@ -182,7 +182,7 @@ class Replaying(Steps):
     The steps change the values in `recorded`, a frame that other rounds also use.
     """
 
-    def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
+    def __init__(self, graphs: Graphs, clients: ClientStack, recorded: Recorded):
         super().__init__(clients)
         self.graphs, self.recorded = graphs, recorded
         # number of active clients when `retire` was last called; at first, all clients
@@ -223,7 +223,7 @@ def graph_size(active: int, count: int) -> int:
     return min(-(-active // unit) * unit, count)
 
 
-def make_frame(clients: Clients) -> Recorded:
+def make_frame(clients: ClientStack) -> Recorded:
     """Allocate a frame for clients with the same shapes as the given clients.
 
     The learning rate and the step number become tensors, so that their values can change.

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from fedexp.core.errors import reason_of
 from fedexp.core.private.torch_internals import outside_transforms, size_of_vmap
 from fedexp.engine.vectorised.streams import beside, join
-from fedexp.models.pooling import Stage
+from fedexp.models.pooling import PooledStage
 
 log = logging.getLogger("fedexp")
 enabled = True  # only benchmarks change it
@@ -121,7 +121,7 @@ def layers_of(shape: Sequence[int], weights: Sequence[Tensor], padding: int) -> 
 # --- where the operation applies
 
 
-def applies(x: Tensor, stages: Sequence[Stage]) -> bool:
+def applies(x: Tensor, stages: Sequence[PooledStage]) -> bool:
     """Return whether this module's `convolve_and_pool` can replace the one of `models.pooling`.
 
     This requires a CUDA device, images and parameters in fp32, no layers between convolutions and
@@ -143,7 +143,7 @@ def applies(x: Tensor, stages: Sequence[Stage]) -> bool:
     return are_supported(layers, clients, clients * len(x)) and runs(layers, precision, x.device)
 
 
-def padding_of(stages: Sequence[Stage]) -> int:
+def padding_of(stages: Sequence[PooledStage]) -> int:
     """Return the padding of the convolutions, which is the same in all layers."""
     (padding,) = {side for convolution, _ in stages for side in convolution.padding}
     return int(padding)
@@ -198,7 +198,7 @@ def runs(layers: tuple[Layer, ...], precision: str, device: torch.device) -> boo
 # --- the operation
 
 
-def convolve_and_pool(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+def convolve_and_pool(x: Tensor, stages: Sequence[PooledStage]) -> Tensor:
     """Apply convolutions to x [B, C, H, W], each followed by 2x2 max-pooling and ReLU.
 
     The result has first derivatives with respect to weights and biases, but no others.
