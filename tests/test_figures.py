@@ -217,7 +217,7 @@ def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
         "target 0.99: never",
     ]
     np.testing.assert_allclose(lines["test accuracy"].get_xydata(), [[0, 0.5], [2, 0.4], [4, 0.2]])
-    assert [line.get_label() for line in below.lines] == [draw.FORGETTING]
+    assert [line.get_label() for line in below.lines] == [draw.WHAT_F_IS]
     np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
 
 

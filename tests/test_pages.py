@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedexp.config.options import MULTIPLE, list_options
-from fedexp.metrics.quantity import COSTS
+from fedexp.metrics.forgetting_metric import FORGETTING, ROUND_FORGETTING
+from fedexp.metrics.quantity import ACCURACY, COSTS, LOSS, LR, TASK, TRAIN_LOSS
+from fedexp.metrics.tasks import QUANTITIES as OF_TASKS
 from toy_federation import CONF, CONFS
 
 ROOT = Path(__file__).parents[1]
@@ -85,10 +87,14 @@ def test_every_key_of_a_run_has_a_comment():
                 assert any(explained), line
 
 
-def test_columns_are_documented():
-    page = (ROOT / "docs/guide/run_directory.md").read_text(encoding="utf-8")
-    for each in COSTS:
-        assert re.search(rf"[`, ]{each.name}[`, ]", page), each.name
+def test_columns_are_documented_in_their_order():
+    page = read(ROOT / "docs/guide/run_directory.md")
+    table = page.partition("| columns | content |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| `([\w, ]+)` \|", table, re.MULTILINE)
+    documented = [name for cell in cells for name in cell.split(", ")]
+    always = [ACCURACY, LOSS, TRAIN_LOSS, LR, FORGETTING, ROUND_FORGETTING]
+    declared = [*always, TASK, *OF_TASKS, *COSTS]
+    assert documented == ["round", *(each.name for each in declared)]
 
 
 def test_wrong_links_are_found(tmp_path):

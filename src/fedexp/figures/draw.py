@@ -10,7 +10,7 @@ from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, name_in_view
+from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -37,12 +37,13 @@ from fedexp.figures.style import (
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
+from fedexp.metrics.forgetting_metric import FORGETTING, LOCAL_ROUND_FORGETTING, ROUND_FORGETTING
 from fedexp.metrics.quantity import ACCURACY, LOSS, TRAIN_LOSS, Column
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 
 PER_ROW = 4  # maximum number of heat maps side by side
-FORGETTING = "forgetting F: best since\nround 1 minus last;\nnegative if the last is best"
+WHAT_F_IS = "forgetting F: best since\nround 1 minus last;\nnegative if the last is best"
 ACCURACIES = (
     (Column(ACCURACY), BLUE),
     (Column(ACCURACY, AUGMENTED), GREEN),
@@ -163,19 +164,13 @@ def curves(run: RunData) -> Figure:
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
     above.set_ylabel("accuracy")
     view = PLAIN if run.has("test_accuracy") else VALIDATION
-    shown = "forgetting F" if is_narrow() else FORGETTING  # a narrow figure has a caption
-    for name, colour, label, faint in (
-        (name_in_view("round_forgetting", view), BLUE, "round forgetting", True),
-        (
-            name_in_view("local_round_forgetting", view),
-            GREEN,
-            "local round forgetting,\nmean over clients",
-            True,
-        ),
-        (name_in_view("forgetting", view), ORANGE, shown, False),
-        ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
-    ):
-        line(below, *run.points(name), colour, label, faint=faint)
+    for quantity, colour in ((ROUND_FORGETTING, BLUE), (LOCAL_ROUND_FORGETTING, GREEN)):
+        there = run.points(Column(quantity, view).name)
+        line(below, *there, colour, quantity.label, faint=True)
+    label = FORGETTING.label if is_narrow() else WHAT_F_IS  # a narrow figure has a caption
+    line(below, *run.points(Column(FORGETTING, view).name), ORANGE, label)
+    augmented = Column(FORGETTING, AUGMENTED)
+    line(below, *run.points(augmented.name), GREY, augmented.label)
     below.set_ylabel("forgetting")
     if not below.lines:
         write_note(below, "undefined before the second evaluated round")

@@ -26,6 +26,9 @@ from fedexp.metrics.tasks import QUANTITIES as OF_TASKS
 
 FORGETTING = Quantity("forgetting", "min", "forgetting/F", label="forgetting F", main=True)
 ROUND_FORGETTING = Quantity("round_forgetting", "min", main=True)
+LOCAL_ROUND_FORGETTING = Quantity(
+    "local_round_forgetting", "min", label="local round forgetting,\nmean over clients"
+)
 
 
 def declared(cls: type, names: Any) -> dict[str, Quantity]:
@@ -160,7 +163,7 @@ class RoundDrop(ForgettingMetric):
     all rounds.
     """
 
-    columns: ClassVar = by_name(ROUND_FORGETTING, Quantity("local_round_forgetting", "min"))
+    columns: ClassVar = by_name(ROUND_FORGETTING, LOCAL_ROUND_FORGETTING)
     of_clients = ("local_round_forgetting",)
     local: bool
 

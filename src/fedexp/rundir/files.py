@@ -44,9 +44,8 @@ WRITTEN = (
     *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_[0-9]*.pt"),
     "tensorboard/events.out.tfevents.*",
-    *(
-        f"analysis/*_round*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")
-    ),  # fedexp-papers analyse
+    # analyses of the models of a finished run
+    *(f"analysis/*_round*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")),
     *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
     *(f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf", "svg")),
     CONFIG,  # last: until then, the directory is recognised as a run

@@ -31,6 +31,7 @@ from fedexp.data.views import (
     file_in_view,
     name_in_view,
 )
+from fedexp.metrics.quantity import ACCURACY, LOSS, Column
 from fedexp.metrics.record import Record, by_round
 from fedexp.rundir import files, origin
 from fedexp.rundir.lock import is_occupied
@@ -43,7 +44,7 @@ MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)
 # statuses of a run that has ended, including runs that ended early
 OVER = ("completed", "diverged", "stopped")
 # rounds.csv has at least one of these columns
-ACCURACIES = ("test_accuracy", name_in_view("test_accuracy", VALIDATION))
+ACCURACIES = tuple(column.name for column in ACCURACY.columns((PLAIN, VALIDATION)))
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class RunDirectory:
         for name in VIEW_TABLES:
             if (table := self.read_table(file_in_view(name, view))) is not None:
                 tables[name] = table if last is None else table[table["round"] <= last]
-        names = [name_in_view(name, view) for name in ("test_accuracy", "test_loss")]
+        names = [Column(each, view).name for each in (ACCURACY, LOSS)]
         overall = {}
         if self.rounds is not None and names[0] in self.rounds:
             pairs = self.rounds.reindex(columns=names).itertuples(index=False, name=None)
