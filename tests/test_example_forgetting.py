@@ -14,7 +14,7 @@ from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import read_csv
 from fedexp.data.image_files import stratified_split
-from fedexp.engine.base import Evaluation
+from fedexp.engine.base import Tested
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
 from fedexp.metrics import examples
@@ -137,7 +137,7 @@ def test_parts_of_the_test_set_are_joined_in_order(monkeypatch):
     assert whole.right.sum() == whole.class_correct.sum()
     last = runtime.evaluation_batches
     parts = [runtime.evaluate(params, batches=part) for part in (range(1), range(1, last))]
-    assert torch.equal(Evaluation.joined(parts).right, whole.right)
+    assert torch.equal(Tested.joined(parts).right, whole.right)
 
 
 def test_run_without_the_metric_has_no_examples(run, tmp_path):

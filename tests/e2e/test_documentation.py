@@ -24,7 +24,7 @@ from PIL import Image
 
 from fedexp.analysis.sweep import expand, launches, load_named_sweep
 from fedexp.cli.commands import SUBCOMMANDS, call
-from fedexp.config.arguments import prepare
+from fedexp.config.arguments import hydra_arguments
 from fedexp.config.build import build
 from fedexp.config.composition import composed, without_hydra
 from fedexp.config.options import conf_directories, known_keys, list_options
@@ -235,7 +235,7 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """
     if {"--help", "--config-dir", "--shell-completion", "--version"} & set(arguments):
         return
-    for written in prepare(arguments):
+    for written in hydra_arguments(arguments):
         mine = [o for o in written if not o.startswith(("hydra.", "hydra/", "resume=", "-"))]
         mine = [o for o in mine if "=" in o]  # without the values of flags
         named = [o for o in written if o.startswith("hydra.sweeper.sweep=")]
