@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.measure import CONF, ROOT, last_values
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
+from fedexp.data.text import LabelledTexts, TextDataset
 from fedexp.data.types import ImageData
 from fedexp.training.simulation import Simulation
 
@@ -72,6 +73,25 @@ class SmallRandomPixels(RandomPixels):
 
     sizes: ClassVar = (600_000, 1_000)
     side: ClassVar = 16
+
+
+class RandomTexts(TextDataset):
+    """10,000 training and 1,000 test texts of random characters, with ten classes."""
+
+    sizes: ClassVar = (10_000, 1_000)
+    first: ClassVar = 0x4E00  # code point of the first character
+    characters: ClassVar = 4_000
+
+    def find(self) -> str:
+        return ""  # reads no files
+
+    def read(self, length: int) -> LabelledTexts:
+        rng = np.random.default_rng(0)
+        points = rng.integers(self.first, self.first + self.characters, (sum(self.sizes), length))
+        texts = ["".join(map(chr, row)) for row in points.tolist()]
+        labels = [number % 10 for number in range(len(texts))]
+        end, classes = self.sizes[0], tuple(str(c) for c in range(10))
+        return LabelledTexts(texts[:end], texts[end:], labels[:end], labels[end:], classes)
 
 
 def data_overrides() -> list[str]:

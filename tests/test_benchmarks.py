@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
 from benchmarks import __main__ as engines
-from benchmarks import bare, convolutions, gpu, growth, measure, pairs, ranks, scale, w1
+from benchmarks import bare, captured, convolutions, gpu, growth, measure, pairs, ranks, scale, w1
 from benchmarks.measure import Contestant
 from benchmarks.peers import __main__ as peers
 
@@ -34,7 +34,7 @@ from fedexp.engine.sequential import Sequential
 from fedexp.models.cnn import CNN
 from fedexp.training import prepare
 from fedexp.training.simulation import Simulation
-from toy_federation import make_simulation
+from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
 
 NTD = FedNTD(beta=1.0, tau=1.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -338,6 +338,54 @@ def test_pairs_train_the_same_model(name, capsys):
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])
     assert apart == 0 if name == "views" else apart < 1e-4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"algorithm": NTD},
+        {"model": Normed(), "algorithm": NTD},
+        {"local": replace(LOCAL, keep_optimizer=True)},
+        {"local": replace(LOCAL, optimizer="adam")},
+    ],
+    ids=["fedntd", "batch norm", "kept optimizer", "adam"],
+)
+def test_captured_clients_train_as_the_sequential_engine_does(case):
+    """Two rounds, in which four clients share two slots, whose steps read the memory of a slot."""
+    simulation = make_simulation(**case)
+    expected = play(simulation, 2).server
+    for exact in (True, False):
+        engine = captured.Captured(streams=2, exact=exact)
+        found = play(replace(simulation, engine=engine), 2).server
+        assert engine.recorded >= 2
+        assert_close(found, expected, 0 if exact else 1e-12)
+
+
+def test_decision_follows_its_rule():
+    """Without the control, captured must be at least as fast everywhere, and nothing missing."""
+    names = [*captured.NETWORKS]
+    ratios: dict[str, float | None] = {f"{name} fedavg bf16": 0.9 for name in names}
+    ratios["cnn fedavg bf16"] = 2.0
+    gone = captured.decide(ratios, names)
+    assert "can go: captured takes at most 0.90" in gone
+    counted = [int(line.split()[-1]) for line in gone.partition(" lines: ")[2].split(", ")]
+    assert f"; {sum(counted)} lines:" in gone
+    assert min(counted) > 5
+    assert "can go" not in captured.decide(ratios, names[1:])
+    assert "none: not measured: vit" in captured.decide(ratios | {"vit fedavg bf16": None}, names)
+    slower = captured.decide(ratios | {"vit fedavg bf16": 1.1}, names)
+    assert slower.endswith("stays: captured is slower on vit fedavg bf16 1.10")
+
+
+@pytest.mark.slow
+def test_captured_benchmark_prints_its_lines(capsys):
+    small = ["--device=cpu", "--precision=fp32", "--quick", "--exact", "--rounds=1"]
+    assert captured.main([*small, "--networks=cnn,vit", "--algorithms=fedntd"]) == 0
+    text = capsys.readouterr().out
+    exact = "cnn fedntd fp32 captured, exact: models compared: to its steps without graphs"
+    assert f"{exact} equal bits, to sequential equal bits" in text
+    assert "cnn fedntd fp32 captured: 0." in text
+    assert "decision: none: not measured: " in text
 
 
 def test_shares_of_the_limit():
