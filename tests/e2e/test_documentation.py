@@ -31,7 +31,7 @@ from fedexp.config.options import conf_directories, known_keys, list_options
 from fedexp.config.removed import REMOVED
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.training.checks import check
+from fedexp.training.checks import check_config
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -258,7 +258,7 @@ def compose_and_check(job: frozenset[str]) -> None:
     """Check that all options, keys and values exist and can be combined, without reading data."""
     with composed(sorted(job)) as config:
         built = build(without_hydra(config))
-    check(built, Metrics(members=built.forgetting_metric))
+    check_config(built, Metrics(members=built.forgetting_metric))
 
 
 def check_options(command: str) -> None:
