@@ -19,12 +19,14 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedexp.cli.main import main
-from fedexp.config import values
+from fedexp.engine.sequential import Sequential
+from fedexp.testing import ENGINES
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "your_own_parts.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
+CHECKS = re.compile(r"^```python\n(from fedexp.testing import check\n.*?)^```$", re.M | re.S)
 # Small runs that can be compared.
 SMALL = ["tracker=none", "figures=false", "rounds=2", "local.epochs=1", "min_size=1"]
 SMALL += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"]
@@ -90,6 +92,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def few_digits() -> dict[str, np.ndarray]:
+    """Return the arrays of the data set of the page: the digits 0 to 3."""
+    images, labels = load_digits(return_X_y=True)
+    few = labels < 4
+    x = (images[few] * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
+    arrays = {"classes": np.array(["zero", "one", "two", "three"])}
+    arrays |= {"x_train": x[99:], "y_train": labels[few][99:]}
+    return arrays | {"x_test": x[:99], "y_test": labels[few][:99]}
+
+
+@pytest.fixture(scope="module")
 def reference(workplace: Path) -> pd.DataFrame:
     """Return the rounds of FedAvg with the default options."""
     done = fedexp(workplace, *SMALL, "hydra.run.dir=reference")
@@ -119,12 +132,19 @@ def test_algorithm_examples_that_keep_state_can_be_run(
     assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-@pytest.mark.slow  # a process
-def test_check_example_of_the_page_can_be_run(workplace: Path):
-    page = PAGE.read_text(encoding="utf-8")
-    code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
-    environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(values.__file__).parents[2]}"}
-    subprocess.run([sys.executable, "-c", code], cwd=workplace, env=environment, check=True)
+@pytest.mark.slow  # 10 s
+def test_check_examples_of_the_page_pass(
+    workplace: Path, few_digits: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(ENGINES, "workers", Sequential())
+    monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(workplace)
+    np.savez("npz_images.npz", **few_digits)
+    examples = CHECKS.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(examples) == 7  # of each kind of part
+    for code in examples:
+        exec(code, {})
+    Path("npz_images.npz").unlink()
 
 
 def test_metric_example_adds_a_column(workplace: Path, reference: pd.DataFrame):
@@ -160,27 +180,20 @@ def test_metric_example_adds_a_column(workplace: Path, reference: pd.DataFrame):
     assert table["worst_class_forgetting"][2] == (accuracy.loc[1] - accuracy.loc[2]).max()
 
 
-def test_data_set_example_is_read(workplace: Path):
-    images, labels = load_digits(return_X_y=True)
-    few = labels < 4
-    x = (images[few] * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
-    arrays = {"classes": np.array(["zero", "one", "two", "three"])}
-    arrays |= {"x_train": x[99:], "y_train": labels[few][99:]}
-    arrays |= {"x_test": x[:99], "y_test": labels[few][:99]}
-
+def test_data_set_example_is_read(workplace: Path, few_digits: dict[str, np.ndarray]):
     missing = follow(workplace, "dataset", "hydra.run.dir=missing")
     assert missing.returncode == 2
     assert "npz_images.npz cannot be read" in missing.stderr
     assert not (workplace / "missing").exists()
 
-    np.savez(workplace / "npz_images.npz", **arrays)
+    np.savez(workplace / "npz_images.npz", **few_digits)
     done = follow(workplace, "dataset", "participation=1", "hydra.run.dir=images")
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(workplace / "images" / "class_accuracy.csv")
     assert table["class"].nunique() == 4
     clients = pd.read_csv(workplace / "images" / "clients.csv")
     assert clients["client"].nunique() == 10, "num_clients of the yaml"
-    assert clients[clients["round"] == 1]["examples"].sum() == len(arrays["y_train"])
+    assert clients[clients["round"] == 1]["examples"].sum() == len(few_digits["y_train"])
 
 
 def test_partition_example_sets_the_client_sizes(workplace: Path):

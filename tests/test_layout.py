@@ -22,7 +22,7 @@ FLOORS = (
     ("engine", "figures", "trackers"),
     ("config",),
     ("training", "analysis"),
-    ("cli",),
+    ("cli", "testing"),
 )
 # What neighbours may import: modules, or packages with their modules.
 # what each neighbour may import from fedexp

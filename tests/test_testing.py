@@ -24,7 +24,7 @@ QUICK = ("num_clients=3", "local.epochs=1")
 @pytest.fixture
 def one_engine(monkeypatch):
     """Compare no engines, where something else is tested."""
-    monkeypatch.setattr("fedexp.testing.ENGINES", {"sequential": ENGINES["sequential"]})
+    monkeypatch.setattr("fedexp.testing.federation.ENGINES", {"sequential": ENGINES["sequential"]})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,34 +1,31 @@
-"""Check your own algorithm, in a pytest test or interactively. The checks take a few seconds.
-
-from fedexp.testing import check
-
-check(Smoothed(smoothing=0.1), zero=Smoothed(smoothing=0.0))
-"""
+"""The small federation on which own parts are checked, and the steps of its runs."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.config.build import build
 from fedexp.config.composition import composed, without_hydra
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.core.tree import Params
 from fedexp.engine.base import Cohort, Engine, Shared, Trained
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.ranks.workers import Workers
-from fedexp.engine.sequential import ClientTraining, Sequential
+from fedexp.engine.sequential import ClientFailure, ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
-from fedexp.trackers.base import Callbacks
+from fedexp.rundir.reader import RunDirectory
+from fedexp.trackers.base import Callbacks, RunInfo, past_rounds
 from fedexp.training import exchange
 from fedexp.training.exchange import Exchange
 from fedexp.training.folder import read_state
@@ -37,7 +34,6 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
-from fedexp.training.trial import check_padding
 
 # 29 training images, so that clients take different numbers of steps and have partial batches
 FEDERATION = (
@@ -55,75 +51,38 @@ ENGINES = {
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
 }
+NOBODY = Callbacks([])
 Loss = Callable[[Network, Params, Batch, Context], torch.Tensor]
 
 
 @contextmanager
 def as_assertion() -> Iterator[None]:
-    """Convert a ConfigError, with which a run refuses an algorithm, to an AssertionError."""
+    """Convert an error with which a run refuses a part to an AssertionError."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, HookFailed, ClientFailure) as error:
         raise AssertionError(str(error)) from error
 
 
-@as_assertion()
-def check(
-    algorithm: FedAvg | type[FedAvg],
-    zero: FedAvg | None = None,
-    gradient: bool = True,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Check an algorithm's implementation on five clients in float64.
+def require(holds: bool, message: str) -> None:
+    """Raise AssertionError(message) unless `holds` is true, also under `python -O`."""
+    if not holds:
+        raise AssertionError(message)
 
-    The checks are:
 
-    - No hook changes what it receives, and the loss does not depend on rows that only pad a batch.
-    - All engines (sequential, vectorised, two ranks) give the same result in rounds 1
-      and 2, within 1e-12.
-    - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
-        values for which it is equivalent to FedAvg. If `zero` is None, this check is skipped.
-    - The gradient of `objective` agrees with finite differences. If the objective treats some terms
-      as constants in the gradient, pass gradient=False to skip this check. A PlainClient has none,
-      and is not trained by the vectorised engine.
-    - A run that is resumed after round 2 and an uninterrupted run end with bit-identical states.
-
-    overrides: changes to the federation, such as ["public.fraction=0.3", "model=resnet10"].
-
-    Raises AssertionError with a message that says what differs and where.
-    """
-    method = algorithm() if isinstance(algorithm, type) else algorithm
+def configure(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of the small federation with further overrides."""
     with composed([*FEDERATION, *overrides]) as composition:
-        config = without_hydra(composition)
+        return without_hydra(composition)
 
-    def simulation(rounds: int, of: FedAvg = method) -> Simulation:
-        config.rounds = rounds
-        built = build(config)
-        # Copy the algorithm, since a resumed run does not restore attributes that training has set.
-        return prepare(replace(built, algorithm=copy.deepcopy(of)))
 
-    whole = simulation(rounds=2)
-    state = whole.initial_state()
-    # the vectorised engine does not train modules in place
-    engines = [name for name in ENGINES if not (method.plain and name.startswith("vectorised"))]
-    if not method.plain:
-        check_padding(whole, state)
-    for _ in range(2):
-        assert_engines_agree(whole, state, engines)
-        state.advance(play_round(whole, state))
-    if zero is not None:
-        expected = play(simulation(rounds=3, of=FedAvg())).server["params"]
-        found = play(simulation(rounds=3, of=zero)).server["params"]
-        assert_equal(found, expected, 1e-12, "zero differs from FedAvg")
-    if gradient and not method.plain:
-        gradient_of(simulation(rounds=3), method.objective)
-    with TemporaryDirectory() as folder:
-        never_stopped = record(simulation(rounds=4), Path(folder, "whole"))
-        record(simulation(rounds=2), Path(folder, "parts"))
-        resumed = record(simulation(rounds=4), Path(folder, "parts"), resume=True)
-        what = "the run resumed after round 2 differs from the uninterrupted run"
-        assert_equal(resumed.server, never_stopped.server, what=what)
-        assert_equal(dict(resumed.clients), dict(never_stopped.clients), what=what)
+def simulate(config: DictConfig, rounds: int, **parts: Any) -> Simulation:
+    """Return a simulation with the given parts in place of those of the configuration.
+
+    The parts are copied, since a resumed run does not restore attributes that a run has set.
+    """
+    config.rounds = rounds
+    return prepare(replace(build(config), **copy.deepcopy(parts)))
 
 
 def play(simulation: Simulation, rounds: int = 3) -> State:
@@ -231,10 +190,17 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     return torch.func.grad(lambda p: function(net, p, batch, ctx))(params)
 
 
-def record(simulation: Simulation, directory: Path, resume: bool = False) -> State:
+def record(
+    simulation: Simulation,
+    directory: Path,
+    resume: bool = False,
+    observers: Callbacks = NOBODY,
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> State:
     """Run a simulation, or resume it from its directory, and return the final state.
 
-    The simulation writes its files to the directory.
+    The simulation writes its files to the directory. observers: callbacks, which are not finished.
+    config: the resolved configuration that they see.
     """
     directory.mkdir(exist_ok=True)
     state, lengths = simulation.initial_state(), None
@@ -242,4 +208,22 @@ def record(simulation: Simulation, directory: Path, resume: bool = False) -> Sta
     if found is not None:
         state = read_state(directory, found.state, simulation)
         state.status, lengths = "running", found.state["lengths"]
-    return run_rounds(simulation, state, Recorder(directory, simulation, Callbacks([]), lengths))
+        observers.load_states(found.state)
+    recorder = Recorder(directory, simulation, observers, lengths)
+    info = RunInfo(
+        directory=directory,
+        config=dict(config),
+        name="check",
+        group="check",
+        job_type="check",
+        tags=(),
+        total_rounds=config.get("rounds", simulation.rounds),
+        first_round=state.round,
+        classes=simulation.runtime.data.classes,
+        best_accuracy=None if state.best is None else state.best[1],
+        resumed=found is not None,
+        past=partial(past_rounds, RunDirectory(directory), state.records, state.round),
+        simulation=simulation,
+    )
+    observers.call("start", info)
+    return run_rounds(simulation, state, recorder)
