@@ -41,6 +41,7 @@ class Row:
     rejected: tuple[str, ...] = ()
     public: float = 0.0  # fraction of the training data on the server
     model: Any = None  # None: the small CNN
+    dataset: Any = None  # None: noise with four classes
     # the global model is FedAvg's, so the personal models are compared
     personal: bool = False
     stops_gradient: bool = False  # parts of the objective have no gradient
@@ -61,7 +62,8 @@ class Row:
     def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
         """Return a simulation of this row's algorithm, or of another one on the same data."""
         return make_simulation(
-            algorithm or self.make(), **{"public": self.public, "model": self.model} | settings
+            algorithm or self.make(),
+            **{"public": self.public, "model": self.model, "dataset": self.dataset} | settings,
         )
 
 

@@ -42,6 +42,7 @@ from fedexp.algorithms.fedsam import FedSAM
 from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD
+from fedexp.algorithms.fedvls import FedVLS
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.interfaces import Batch
@@ -66,10 +67,12 @@ from toy_federation import (
     LARGER,
     LOCAL,
     LOSSES,
+    NOISE,
     ON_THE_SERVER,
     PAIR,
     SIZES,
     Normed,
+    TenClasses,
     assemble,
     context,
     flat,
@@ -305,6 +308,18 @@ SHIPPED = [
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=True), zero=dict(beta=0.0)),
     Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=False), zero=dict(beta=0.0)),
+    Row(
+        FedVLS,
+        live=dict(lambda_=1.0, mu=0.5, variant="released"),
+        other=dict(variant="paper"),
+        dataset=TenClasses(**NOISE),
+    ),
+    Row(
+        FedVLS,
+        live=dict(lambda_=1.0, mu=0.5, variant="paper"),
+        other=dict(variant="released"),
+        dataset=TenClasses(**NOISE),
+    ),
     Row(
         FedDecorr,
         live=dict(beta=0.5, variant="released"),

@@ -112,6 +112,7 @@ ALGORITHMS: dict[str, list[str]] = {
     "fedsmoo": [*DIGITS, "local.momentum=0"],
     "fedspeed": [*DIGITS, "local.momentum=0"],
     "fedssd": PUBLIC,
+    "fedvls": DIGITS,
     "finetuning": [*TASKS, *ALONE],
     "flashback": PUBLIC,
     "glfc": [*TASKS, "algorithm.memory=20"],
@@ -163,7 +164,8 @@ RUNS |= {
 # What no kind of hook needs in addition to the other runs is slow.
 SLOW = {"afcl", "ccvr", "cfed_c", "dmc", "dualprompt", "codaprompt", "ewc", "feddecorr", "feddf"}
 SLOW |= {"feddmc", "feddmc_full", "fedexp_step", "fedkd", "fedlc", "fedlmd", "fedproj", "fedproto"}
-SLOW |= {"fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedssd", "finetuning", "glfc", "lwf"}
+SLOW |= {"fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedssd", "fedvls"}
+SLOW |= {"finetuning", "glfc", "lwf"}
 SLOW |= {"mfcl", "multihead", "pilora", "regmean", "fedntd mse", "fednova ccvr", "scaffold steps"}
 SLOW |= {"moon projection", "own orders", "rotations", "nesterov, steps"}
 

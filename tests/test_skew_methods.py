@@ -20,6 +20,7 @@ from fedexp.algorithms.fedsam import FedSAM
 from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD, credibility
+from fedexp.algorithms.fedvls import FedVLS
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.models import Output
@@ -139,6 +140,92 @@ def test_fedrs_equals_hand_calculation():
     plan = {"factor": float64(FedRS(alpha=0.5).host_plan(counts, 0, None)["factor"])}
     loss = FedRS(alpha=0.5).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     assert_close(loss, float64([np.log(4)]))
+
+
+def fedvls_loss(z, teacher, labels, counts, method):
+    """Return FedVLS's Eq. (6) or the loss of its released code, example by example."""
+    released, C, n = method.variant == "released", len(counts), len(labels)
+    p = [float(count / sum(counts)) for count in counts]
+    prior = [share + 1e-9 if released else share for share in p]
+    vacant = [c for c in range(C) if p[c] == 0]
+    loss = float64(0.0)
+    for b, y in enumerate(labels):
+        calibrated = [prior[c] * z[b, c].exp() for c in range(C)]
+        loss -= torch.log(calibrated[y] / sum(calibrated)) / n
+        for o in vacant:
+            q_global = teacher[b, o].exp() / sum(teacher[b, c].exp() for c in vacant)
+            q_local = z[b, o].exp() / sum(z[b, c].exp() for c in vacant)
+            loss += method.lambda_ * q_global * torch.log(q_global / q_local) / n
+    for c in range(C):
+        mean = float64(0.0)
+        for b, y in enumerate(labels):
+            if y != c:
+                mean += z[b, c].exp() * ((1 / C + 1e-9) / prior[c] if released else 1) / n
+            elif released:
+                mean += 1 / n
+        if mean > 0:
+            loss += method.mu * p[c] * torch.log(mean)
+    return loss
+
+
+@pytest.mark.parametrize("variant", ["released", "paper"])
+@pytest.mark.parametrize(
+    ("counts", "labels"),
+    [
+        ([3, 0, 1, 0, 0], [0, 2, 0, 0]),
+        ([3, 0, 1, 0, 0], [0, 0]),  # a batch without the client's other class
+        ([0, 5, 0, 0, 0], [1, 1, 1]),  # one class
+        ([2, 1, 4, 0, 1], [2, 0, 2, 4]),  # one vacant class
+        ([2, 1, 4, 1, 1], [3, 2, 1]),  # no vacant class
+    ],
+)
+def test_fedvls_loss_and_gradient_equal_loops(counts, labels, variant):
+    method = FedVLS(lambda_=0.7, mu=0.4, variant=variant)
+    plan = method.host_plan(SimpleNamespace(counts=np.array([counts])), 0, None)
+    ctx = context(plan={"shares": float64(plan["shares"])})
+    # two rows of padding, one of them labelled as a vacant class
+    padded = torch.tensor([*labels, counts.index(min(counts)), labels[0]])
+    mask = (torch.arange(len(padded)) < len(labels)).double()
+    z, teacher = 2 * random(len(padded), 5), 2 * random(len(padded), 5, seed=1)
+    ctx.server["params"] = {"z": teacher}
+    expected_slopes, expected = torch.func.grad_and_value(
+        lambda z: fedvls_loss(z, teacher, labels, counts, method)
+    )(z)
+    for batch, count in ((batch_of(labels), len(labels)), (batch_of(padded, mask), len(padded))):
+        rows = {"z": z[:count]}
+        slopes, loss = torch.func.grad_and_value(
+            lambda params, batch=batch: method.objective(Table(), params, batch, ctx)
+        )(rows)
+        assert_close(loss, expected, rtol=1e-10, atol=1e-12)
+        assert_close(slopes["z"], expected_slopes[:count], rtol=1e-10, atol=1e-12)
+
+
+def test_fedvls_equals_hand_calculation():
+    """p = (3/4, 1/4, 0), y = (0, 1), z = (0, log 3, 0) for both.
+
+    Paper: L_cal is the mean of -log(3/4 / (3/4 + 1/4 3)) = log 2 and -log(3/4 / (3/2)) = log 2.
+    L_logit = 3/4 log(1/2 1) + 1/4 log(1/2 3). One vacant class: L_dis = 0."""
+    method = FedVLS(lambda_=1.0, mu=1.0, variant="paper")
+    ctx = context({"params": {"z": random(2, 3)}}, plan={"shares": float64([0.75, 0.25, 0])})
+    z = {"z": float64([[0.0, np.log(3), 0]] * 2)}
+    expected = np.log(2) + 0.75 * np.log(1 / 2) + 0.25 * np.log(3 / 2)
+    assert_close(method.objective(Table(), z, batch_of([0, 1]), ctx), float64(expected))
+
+
+def test_fedvls_client_with_one_class_only_distils():
+    """Also a padded batch without examples gives finite values."""
+    z = {"z": random(2, 3)}
+    ctx = context({"params": {"z": random(2, 3, seed=1)}}, plan={"shares": float64([0, 1, 0])})
+    for mask in (None, torch.zeros(2, dtype=torch.float64)):
+        for variant in ("paper", "released"):
+            method = FedVLS(lambda_=0.0, mu=1.0, variant=variant)
+            slopes, loss = torch.func.grad_and_value(
+                lambda params, method=method, mask=mask: method.objective(
+                    Table(), params, batch_of([1, 1], mask), ctx
+                )
+            )(z)
+            assert_close(loss, float64(0.0), rtol=0, atol=1e-7)
+            assert_close(slopes["z"], torch.zeros_like(z["z"]), rtol=0, atol=1e-8)
 
 
 def test_fedssd_credibility_equals_hand_calculation():

@@ -152,6 +152,15 @@ class Noise(Dataset):
         return train | {"x_test": images[40:], "y_test": labels[40:], "classes": np.array(names)}
 
 
+class TenClasses(Noise):
+    """The same images with labels of 10 classes, of which every client lacks two or more."""
+
+    def read(self) -> dict[str, Any]:
+        found = super().read()
+        found["y_train"], found["y_test"] = np.arange(40) % 10, np.arange(20) % 10
+        return found | {"classes": np.array([f"class {c}" for c in range(10)])}
+
+
 class Ragged(Partitioner):
     """Partition with the given sizes; the other examples are unused."""
 

@@ -37,6 +37,15 @@ def kl_divergence(
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
+    """Return the log-softmax over the classes for which `kept` is true, [B, C].
+
+    logits: [B, C]. kept: bool [B, C] or [C]. The entries of all other classes are finite but
+    meaningless.
+    """
+    return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)
+
+
 def local_models(messages: Tree, buffers: Params) -> list[Params]:
     """Return the local models of the cohort: parameters and running statistics of each client."""
     count = len(next(iter(messages["params"].values())))

@@ -18,10 +18,10 @@ sums to 1.
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
+from fedexp.algorithms.distillation import log_shares
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
@@ -47,11 +47,3 @@ class FedLMD(FedAvg):
         terms = target.exp() * (target - log_shares(student / self.tau, not_true))
         distance = torch.where(kept, terms, 0.0).sum(-1)
         return cross_entropies(student, batch.y) + self.beta * self.tau**2 * distance
-
-
-def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
-    """Return the log-softmax over the classes for which `kept` [B, C] is true, [B, C].
-
-    The entries of all other classes are finite but meaningless.
-    """
-    return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)
