@@ -1,5 +1,6 @@
-"""Clients that train an ordinary module: FedProx, Ditto and a method with a message of its own."""
+"""Clients that train an ordinary module: FedProx, FedVLS, Ditto, and one with its own message."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,14 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.fedvls import FedVLS
 from fedexp.algorithms.plain import PlainClient
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
 from fedexp.testing import assert_equal, check
-from toy_federation import LOCAL, make_simulation, play
+from toy_federation import LOCAL, NOISE, TenClasses, make_simulation, play
 
 NORMED = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=None, batch_norm=True)
 
@@ -44,33 +47,72 @@ class PlainProx(PlainClient):
         return total / (ctx.epochs * len(loader))
 
 
+class PlainVLS(PlainClient):
+    """FedVLS (AAAI 2025) in the structure of its released code: counts, then an ordinary loop."""
+
+    lambda_: NonNegative
+    mu: NonNegative
+
+    def host_plan(self, federation, client, rng):
+        return {"counts": federation.counts[client].astype(np.float64)}
+
+    def fit(self, model, loader, ctx):
+        prior = ctx.plan["counts"] / ctx.plan["counts"].sum()
+        log_prior, log_even = (prior + 1e-9).log(), np.log(1 / len(prior) + 1e-9)
+        vacant = torch.where(prior == 0)[0]
+        teacher = copy.deepcopy(model).eval().requires_grad_(False)
+        optimizer = ctx.optimizer(model.parameters())
+        losses = []
+        for _ in range(ctx.epochs):
+            for x, y in loader:
+                logits = model(x).logits
+                own, target = logits[:, vacant], teacher(x).logits[:, vacant]
+                distance = F.kl_div(own.log_softmax(1), target.softmax(1), reduction="batchmean")
+                spread = (logits - log_prior + log_even) * (1 - F.one_hot(y, len(prior)))
+                per_class = torch.logsumexp(spread, 0) - np.log(len(y))
+                loss = F.cross_entropy(logits + log_prior, y) + self.lambda_ * distance
+                loss = loss + self.mu * (prior * per_class).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return sum(losses) / len(losses)
+
+
 class PlainDitto(PlainClient):
     """Ditto (ICML 2021): a kept personal model is pulled towards the received global model."""
 
+    keeps_buffers = True
+
     lambda_: NonNegative
+
+    def client_init(self, params, federation):
+        return {"model": params}
 
     def fit(self, model, loader, ctx):
         received = {k: v.detach().clone() for k, v in model.named_parameters()}
-        optimizer = ctx.optimizer(model.parameters())
-        own = ctx.kept.get("model", received)
-        kept = {name: value.clone().requires_grad_() for name, value in own.items()}
+        own = copy.deepcopy(model)
+        own.load_state_dict(ctx.kept["model"])
+        optimizers = {each: ctx.optimizer(each.parameters()) for each in (model, own)}
+        losses = []
         for _ in range(ctx.epochs):
             for x, y in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x).logits, y).backward()
-                optimizer.step()
-                logits = torch.func.functional_call(model, kept, (x,)).logits
-                pull = sum((kept[k] - received[k]).pow(2).sum() for k in kept)
-                loss = F.cross_entropy(logits, y) + self.lambda_ / 2 * pull
-                slopes = torch.autograd.grad(loss, list(kept.values()))
-                with torch.no_grad():
-                    for value, slope in zip(kept.values(), slopes, strict=True):
-                        value -= ctx.lr * slope
-        ctx.kept["model"] = {name: value.detach() for name, value in kept.items()}
-        return loss.item()
+                for each, optimizer in optimizers.items():
+                    loss = F.cross_entropy(each(x).logits, y)
+                    if each is own:
+                        pull = sum(
+                            (v - received[k]).pow(2).sum() for k, v in own.named_parameters()
+                        )
+                        loss = loss + self.lambda_ / 2 * pull
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                losses.append(loss.item())
+        ctx.kept["model"] = own.state_dict()
+        return sum(losses) / len(losses)
 
     def personal_model(self, server, client, state, federation):
-        return state.get("model", server["params"])
+        return state["model"]
 
 
 class Counting(PlainClient):
@@ -107,9 +149,35 @@ def test_plain_fedprox_equals_fedprox(model):
     assert_equal(plain.server, play(make_simulation(algorithm=FedAvg(), **model)).server, 1e-12)
 
 
+@pytest.mark.parametrize("model", [{}, {"model": NORMED}], ids=["cnn", "batch norm"])
+@pytest.mark.parametrize("dataset", [None, TenClasses(**NOISE)], ids=["4 classes", "10 classes"])
+def test_plain_fedvls_equals_fedvls(dataset, model):
+    """With four classes, some clients have all; with ten, each lacks two or more."""
+    weights, given = {"lambda_": 0.7, "mu": 0.3}, {"dataset": dataset} | model
+    found = play(make_simulation(algorithm=PlainVLS(**weights), **given))
+    expected = play(make_simulation(algorithm=FedVLS(variant="released", **weights), **given))
+    assert_equal(found.server, expected.server, 1e-12)
+
+
+@pytest.mark.parametrize("model", [{}, {"model": NORMED}], ids=["cnn", "batch norm"])
+def test_plain_ditto_with_a_kept_model_equals_ditto(model):
+    found = play(make_simulation(algorithm=PlainDitto(lambda_=0.5), **model))
+    expected = play(make_simulation(algorithm=Ditto(lambda_=0.5), **model))
+    assert_equal(found.server, expected.server, 1e-12)
+    kept = {client: state["model"] for client, state in found.clients.items()}
+    assert_equal(kept, dict(expected.clients), 1e-12)
+    global_model = found.server["params"]
+    assert not torch.equal(kept[1]["classifier.weight"], global_model["classifier.weight"])
+
+
 @pytest.mark.parametrize(
     ("algorithm", "zero"),
-    [(PlainProx(mu=0.3), PlainProx(mu=0.0)), (PlainDitto(lambda_=0.5), None), (Counting(), None)],
+    [
+        (PlainProx(mu=0.3), PlainProx(mu=0.0)),
+        (PlainVLS(lambda_=0.5, mu=0.1), None),
+        (PlainDitto(lambda_=0.5), None),
+        (Counting(), None),
+    ],
     ids=lambda each: type(each).__name__,
 )
 def test_plain_clients_pass_the_checks(algorithm, zero):
@@ -126,6 +194,32 @@ def test_messages_and_kept_values_reach_server_and_client():
     rounds = {client: kept["rounds"].item() for client, kept in state.clients.items()}
     both = set(state.record.cohorts[1]) & set(cohort)
     assert {client for client, number in rounds.items() if number == 2} == both
+
+
+class Prepared(PlainClient):
+    """Its hooks prepare values for `fit`, which copies them to the client's own."""
+
+    def client_init(self, params, federation):
+        return {"first": torch.tensor(7.0)}
+
+    def host_plan(self, federation, client, rng):
+        return {"counts": federation.counts[client]}
+
+    def personal_broadcast(self, server, client, kept, rng):
+        return {"number": torch.tensor(client)}
+
+    def fit(self, model, loader, ctx):
+        ctx.kept |= {"counts": ctx.plan["counts"], **ctx.personal}
+        return read(loader)
+
+
+def test_hooks_prepare_what_fit_receives():
+    simulation = make_simulation(algorithm=Prepared())
+    clients = play(simulation, 2).clients
+    assert len(clients) > 2
+    for client, kept in clients.items():
+        assert (kept["first"], kept["number"]) == (7, client)
+        assert kept["counts"].tolist() == simulation.stages[0].federation.counts[client].tolist()
 
 
 def test_vectorised_engine_is_refused_or_replaced():
@@ -152,6 +246,11 @@ def replace_layer(model: nn.Module, loader: Any, ctx: Any) -> float:
     return read(loader)
 
 
+def change_received(model: nn.Module, loader: Any, ctx: Any) -> float:
+    ctx.received["params"]["classifier.bias"].add_(1)
+    return read(loader)
+
+
 def keep_number(model: nn.Module, loader: Any, ctx: Any) -> float:
     ctx.kept["count"] = 3
     return read(loader)
@@ -164,6 +263,7 @@ def keep_number(model: nn.Module, loader: Any, ctx: Any) -> float:
         (lambda m, loader, c: next(iter(loader)) and read(loader), "before the one before has end"),
         (lambda m, loader, c: None, "returned None; must be the mean loss, a number"),
         (replace_layer, "fit changed classifier.bias of the model from shape"),
+        (change_received, "fit of Own changes ctx.received"),
         (keep_number, r"ctx.kept\['count'\] is a int; it must be a tensor"),
     ],
 )

@@ -79,9 +79,13 @@ class PlainContext:
     client: int  # the client's number
     round: int
     received: Tree  # what the server sent: {"params": ..., "buffers": ..., ...}; do not change it
+    personal: Tree  # what it sent only to this client, the result of `personal_broadcast`
+    plan: Tree  # tensors of the arrays that `host_plan` returned for this client
     lr: float  # learning rate of this round
     local: LocalTraining
-    kept: dict[str, Any]  # the client's own: tensors, or dicts of tensors; empty at first
+    # the client's own: tensors, or dicts of tensors; at first what `client_init` returned, by
+    # default nothing
+    kept: dict[str, Any]
     # sent to the server beside the model: tensors whose shapes are the same for all clients
     message: dict[str, Tensor] = field(default_factory=dict)
 

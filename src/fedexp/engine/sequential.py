@@ -176,6 +176,8 @@ class ClientTraining:
             self.client,
             self.round,
             self.server,
+            ctx.personal,
+            ctx.plan,
             ctx.lr,
             ctx.local,
             kept=tree.map(torch.clone, dict(ctx.client)),
