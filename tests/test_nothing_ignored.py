@@ -38,6 +38,7 @@ CHANGED = {
     "rounds": "3",
     "num_clients": "7",
     "participation": "0.25",
+    "cohorts.dropout": "0.5",
     "cohorts.draw": "round",
     "cohorts.path": "cohorts.json",
     "cohorts.size": "binomial",
@@ -76,6 +77,7 @@ SLOW = {"figures.draw"}
 REJECTED = {
     "accept_changed_data": "true",
     "schedule.clients": "[0]",
+    "cohorts.dropout_at": "upload",
     "local.step_rounds": "1",
     "local.lr_min": "0.001",
     "server.lr": "0.5",

@@ -8,7 +8,7 @@ import pytest
 
 from fedexp.config.options import MULTIPLE, list_options
 from fedexp.metrics.forgetting_metric import FORGETTING, ROUND_FORGETTING
-from fedexp.metrics.quantity import ACCURACY, COSTS, LOSS, LR, TASK, TRAIN_LOSS
+from fedexp.metrics.quantity import ACCURACY, ARRIVED, COSTS, LOSS, LR, TASK, TRAIN_LOSS
 from fedexp.metrics.tasks import QUANTITIES as OF_TASKS
 from toy_federation import CONF, CONFS
 
@@ -93,7 +93,7 @@ def test_columns_are_documented_in_their_order():
     cells = re.findall(r"^\| `([\w, ]+)` \|", table, re.MULTILINE)
     documented = [name for cell in cells for name in cell.split(", ")]
     always = [ACCURACY, LOSS, TRAIN_LOSS, LR, FORGETTING, ROUND_FORGETTING]
-    declared = [*always, TASK, *OF_TASKS, *COSTS]
+    declared = [*always, TASK, *OF_TASKS, *COSTS, ARRIVED]
     assert documented == ["round", *(each.name for each in declared)]
 
 

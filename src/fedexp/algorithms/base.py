@@ -124,6 +124,8 @@ class FedAvg(Checked, prefix="algorithm."):
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
     # whether steps with local.optimizer=sgd have no momentum and no weight decay
     plain_sgd: ClassVar[bool] = False
+    # why no message may be lost (`cohorts.dropout_at=upload`); empty if messages may be
+    needs_messages: ClassVar[str] = ""
     # why `server.optimizer` cannot be used with this algorithm; empty if it can be used
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (
@@ -237,7 +239,8 @@ class FedAvg(Checked, prefix="algorithm."):
         """Return what the server sends only to this client.
 
         kept: the states of all clients that have taken part so far. The server may use only what
-        clients have sent to it.
+        clients have sent to it. An algorithm that reads them declares `needs_messages`, because
+        the server does not know the state of a client whose message was lost.
         """
         return {}
 

@@ -86,6 +86,7 @@ def validation_draws(examples: int) -> np.ndarray:
 class FedFOMO(FedAvg):
     own_step = "it has no global model; each client has a personal model"
     keeps_buffers = True
+    needs_messages = "its server sends models of clients to others, also those of a lost message"
 
     models: Count  # M, number of models received per round
     validation: OpenShare  # probability that an example is used for validation

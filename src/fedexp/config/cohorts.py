@@ -7,14 +7,15 @@ other laws of participation are in participation.py.
 import csv
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked
+from fedexp.core.limits import Checked, ShareBelow1
 from fedexp.core.rng import generator_for
 from fedexp.core.storage import without_repetitions
 
@@ -36,7 +37,24 @@ class Clients:
 
 
 class Cohorts(Checked, ABC, prefix="cohorts."):
-    """Base class of the options of the config group `cohorts`."""
+    """Base class of the options of the config group `cohorts`.
+
+    dropout: the probability that a client of the cohort drops out in a round. Each draw depends
+    only on the seed, the round and the client, and clients that drop out with a probability also
+    drop out with any higher one.
+    dropout_at: when a client drops out. `start`: it never starts, so it receives nothing and keeps
+    its state. `upload`: it trains and may change its state, but its messages are lost.
+    """
+
+    dropout: ShareBelow1 = field(default=0.0, metadata={"neutral": 0.0})
+    dropout_at: Literal["start", "upload"] = field(default="start", metadata={"neutral": "start"})
+
+    def dropped(self, seed: int, number: int, clients: Sequence[int]) -> list[int]:
+        """Return those of the clients that drop out in round `number`. seed: seeds.sampling."""
+        if not self.dropout:
+            return []
+        draws = {each: generator_for(seed, "dropout", number, each).random() for each in clients}
+        return [each for each, draw in draws.items() if draw < self.dropout]
 
     @abstractmethod
     def plan(self, clients: Clients) -> Rounds | None:

@@ -51,6 +51,11 @@ Counts = Annotated[
 ]
 
 
+# dotted key -> the value that keeps the earlier behaviour, for options that every run has had only
+# since a later version. The classes that give a prefix declare them (see fedexp.rundir.identity).
+NEUTRAL: dict[str, Any] = {}
+
+
 def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
     """Raise ConfigError unless every field of a dataclass has a value that its annotation allows.
 
@@ -99,6 +104,10 @@ class Checked:
         if own := vars(cls).get("__post_init__"):
             cls.__post_init__ = with_limits(own)  # type: ignore[assignment, method-assign]
         dataclass(frozen=True, kw_only=True)(cls)
+        if prefix is not None:
+            for each in fields(cls):  # type: ignore[arg-type]
+                if "neutral" in each.metadata:
+                    NEUTRAL[prefix + each.name] = each.metadata["neutral"]
         # Subclasses inherit these methods. A class that defines them cannot be decorated again.
         del cls.__setattr__, cls.__delattr__
 

@@ -126,7 +126,9 @@ COSTS = (
     *(of_training(f"{phase}_seconds", "min", f"time/{phase}") for phase in PHASES),
     SECONDS,
 )
-OF_ROUNDS = (ACCURACY, LOSS, TRAIN_LOSS, LR, TASK, *COSTS)
+# with cohorts.dropout: how many clients' messages the server received
+ARRIVED = of_training("arrived_clients", "max", "comm/arrived_clients")
+OF_ROUNDS = (ACCURACY, LOSS, TRAIN_LOSS, LR, TASK, *COSTS, ARRIVED)
 # only in summary.json
 BEST_ACCURACY = Quantity("best_accuracy", "max", main=True)
 BEST_ROUND = of_training("best_round", "min", main=True)

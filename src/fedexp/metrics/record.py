@@ -67,7 +67,8 @@ class Record:
     class_accuracy: Sequence[np.ndarray] = ()
     # [T] each: the accuracy on each task; empty for a run without tasks
     task_accuracy: Sequence[Sequence[float]] = ()
-    # int [S] for each round: the clients that took part, also in rounds without a test
+    # int [S] for each round: the clients that took part and did not drop out, also in rounds
+    # without a test
     cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     local_rounds: Sequence[int] = ()
     # int64 [S] each: the clients in each of `local_rounds`

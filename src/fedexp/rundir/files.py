@@ -9,6 +9,7 @@ from fedexp.core.storage import storing
 from fedexp.data.views import VIEW_TABLES, VIEWS, file_in_view
 
 ROUNDS, CLIENTS, TASKS = "rounds.csv", "clients.csv", "tasks.csv"
+HAS_ARRIVED = "arrived"  # column of CLIENTS, with cohorts.dropout: whether the messages arrived
 CONFIG, SUMMARY, PARTITION = "config.yaml", "summary.json", "partition.npz"
 CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/latest.pt",

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from fedexp.core.limits import NEUTRAL
+
 # Keys that do not change a result, or only within the tolerance of rounding. Their values may
 # change when a run is resumed.
 FREE = (
@@ -41,6 +43,7 @@ FREE = (
     "hardware.chunk",
     "hardware.cuda_graphs",
 )
+MISSING = object()
 FREE_OF_DATASETS = ("data_dir", "url")  # fields of a data set
 DATASETS = ("dataset.", "surrogate.dataset.", "surrogate.options.", "scenario.domains.")
 
@@ -80,14 +83,15 @@ def is_free(key: str) -> bool:
 def result_values(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a resolved configuration that are not free, by dotted key.
 
-    Paths in the `data_dir` are relative to it, since the data may be moved.
+    Paths in the `data_dir` are relative to it, since the data may be moved. Options that runs of
+    earlier versions lack are left out at their neutral value, so hashes of the values stay.
     """
     start = f"{container.get('data_dir')}/"
     found = {}
     for key, value in flatten(dict(container)).items():
         if isinstance(value, str) and value.startswith(start):
             value = f"${{data_dir}}/{value.removeprefix(start)}"
-        if not is_free(key):
+        if not is_free(key) and NEUTRAL.get(key, MISSING) != value:
             found[key] = value
     return found
 

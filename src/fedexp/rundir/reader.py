@@ -180,7 +180,8 @@ class RunDirectory:
             empty.restore(tables, overall, tasks)
         for number, rows in by_round(self.clients).items():
             if last is None or number <= last:
-                empty.add_cohort(number, rows["client"].tolist())
+                arrived = rows[rows[files.HAS_ARRIVED] == 1] if files.HAS_ARRIVED in rows else rows
+                empty.add_cohort(number, arrived["client"].tolist())
         return empty
 
     # --- state

@@ -38,6 +38,7 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "server.beta2": ADAPTIVE,
     "server.tau": (*ADAPTIVE, "server.optimizer=adagrad"),
     "public.balanced": ("public.fraction",),
+    "cohorts.dropout_at": ("cohorts.dropout",),
     "surrogate.shards": SET,
     "surrogate.server_shards": SET,
     "surrogate.total_shards": SET,
@@ -123,6 +124,8 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
         yield (
             f"local.keep_optimizer=true: cannot be used with {name}: {algorithm.fresh_optimizer}"
         )
+    if built.cohorts.dropout_at == "upload" and algorithm.needs_messages:
+        yield f"cohorts.dropout_at=upload: cannot be used with {name}: {algorithm.needs_messages}"
     if local.warmup and local.warmup >= rounds:
         yield f"local.warmup={local.warmup}: must be less than the number of rounds, {rounds}"
 

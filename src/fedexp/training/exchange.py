@@ -26,7 +26,10 @@ from fedexp.data.types import TextData
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import CohortResult
+from fedexp.training.state import CohortResult, rows_of
+
+# what a cohort computes if no client starts
+NOTHING_TRAINED = Trained({}, [], torch.zeros(0), {}, None)
 
 
 class Clock:
@@ -63,29 +66,34 @@ class Exchange:
     states: Mapping[int, Tree]  # states of the clients that have taken part before
     number: int  # the round
     copies_epochs: bool = False  # whether to copy the models after each local epoch
+    absent: Sequence[int] = ()  # clients that never start
+    lost: Sequence[int] = ()  # clients that train, but whose messages do not arrive
 
     def run(
         self, clients: Sequence[int], clock: Clock, evaluate_local: bool = False
     ) -> CohortResult:
         """Send the broadcast to the clients, train them and collect their messages."""
         cohort = self.assemble(clients)
+        arrived = [i for i, client in enumerate(cohort.clients) if client not in self.lost]
         if self.copies_epochs and self.algorithm.trains_model:
             cohort = replace(cohort, marks=self.marks(cohort))
         clock.lap("sampling")
         sent = broadcast(self.algorithm, self.server)
-        trained = self.train(sent, cohort, evaluate_local)
+        trained = self.train(sent, cohort, evaluate_local) if cohort.clients else NOTHING_TRAINED
         if self.simulation.runtime.device.type == "cuda":
             self.prepare_next_round()  # instead of waiting for the device
         losses = trained.losses.tolist()  # waits for the device, so that the timing is correct
         clock.lap("train")
         messages = trained.messages | {"buffers": trained.buffers}
-        down = 0
+        up = down = 0
         with reading(self.algorithm, "counted", {"sent": sent, "messages": messages}):
-            up = tree.num_bytes(self.algorithm.counted(messages, up=True))
+            if cohort.clients:
+                up = tree.num_bytes(self.algorithm.counted(messages, up=True))
             for personal in cohort.personals:
                 received = sent | {"personal": personal}
                 down += tree.num_bytes(self.algorithm.counted(received, up=False))
-        return CohortResult(cohort, trained, losses, self.describe(cohort, trained), up, down, sent)
+        described = self.describe(cohort, trained, arrived)
+        return CohortResult(cohort, trained, losses, arrived, described, up, down, sent)
 
     @cached_property
     def federation(self) -> Federation:
@@ -100,11 +108,17 @@ class Exchange:
         return generator_for(self.simulation.seeds.training, name, self.number, *key)
 
     def assemble(self, clients: Sequence[int]) -> Cohort:
-        """Assign a role to each client and prepare its schedule, state and plan."""
+        """Assign a role to each client, and prepare schedule, state and plan of those that start.
+
+        The server does not know which clients will start when it assigns the roles.
+        """
         device = self.simulation.runtime.device
-        roles = self.algorithm.roles(self.federation, clients, self.generator("roles"))
-        schedules, states, plans, personals = [], [], [], []
-        for role, client in zip(roles, clients, strict=True):
+        assigned = self.algorithm.roles(self.federation, clients, self.generator("roles"))
+        roles, schedules, states, plans, personals = [], [], [], [], []
+        for role, client in zip(assigned, clients, strict=True):
+            if client in self.absent:
+                continue
+            roles.append(role)
             schedules.append(self.schedule(role, client))
             state = self.states.get(client)
             if state is None:
@@ -116,7 +130,8 @@ class Exchange:
             with reading(role, "personal_broadcast", {"server": self.server}):
                 personal = role.personal_broadcast(self.server, client, self.states, rng)
             personals.append(tree.to(personal, device))
-        return Cohort(self.number, clients, roles, schedules, states, plans, personals)
+        started = [client for client in clients if client not in self.absent]
+        return Cohort(self.number, started, roles, schedules, states, plans, personals)
 
     def prepare_next_round(self) -> None:
         """Make the schedules of the next round, if they do not depend on the server's new state."""
@@ -196,17 +211,24 @@ class Exchange:
             gather.add(chosen, engine.train(shared, cohort.take(chosen), evaluate_local))
         return gather.result()
 
-    def describe(self, cohort: Cohort, trained: Trained) -> ServerRound:
-        """Return the description of the round that the server's hooks receive."""
+    def describe(
+        self, cohort: Cohort, trained: Trained, arrived: Sequence[int] | None = None
+    ) -> ServerRound:
+        """Return the description of the round that the server's hooks receive.
+
+        arrived: the positions of the clients whose messages arrived. None: those of all clients.
+        """
         simulation, stage = self.simulation, self.simulation.stage_of(self.number)
-        runtime = simulation.runtime
-        weights = self.federation.weights[list(cohort.clients)]
+        runtime, count = simulation.runtime, len(cohort.clients)
+        arrived = range(count) if arrived is None else arrived
+        clients = [cohort.clients[i] for i in arrived]
+        weights = self.federation.weights[clients]
         return ServerRound(
             federation=self.federation,
-            clients=cohort.clients,
+            clients=clients,
             weights=torch.as_tensor(weights, dtype=runtime.dtype, device=runtime.device),
             previous=self.server,
-            buffers=trained.buffers,
+            buffers=rows_of(trained.buffers, arrived, count),
             lr=simulation.lr_at(self.number),
             local=runtime.local,
             public=public_set(simulation, stage.partition.public),
@@ -259,10 +281,10 @@ def aggregate(
     optimizer: ServerOptimizer, algorithm: FedAvg, server: Tree, result: CohortResult
 ) -> Tree:
     """Return the server's state after aggregation and the server optimizer's step."""
-    new = aggregated(algorithm, server, result.trained.messages, result)
+    new = aggregated(algorithm, server, result.messages, result)
     require_same_model(algorithm, server["params"], new)
     if algorithm.trains_model:
-        buffers = tree.average_buffers(result.trained.buffers, result.round.weights)
+        buffers = tree.average_buffers(result.round.buffers, result.round.weights)
         return optimizer.step(server, new) | {"buffers": buffers}
     return new
 
@@ -340,16 +362,17 @@ def sample(simulation: Simulation, number: int) -> list[int]:
 def find_non_finite(done: Sequence[CohortResult]) -> list[int]:
     """Return the clients whose loss, message or running statistics contain NaN or Inf.
 
-    Clients that received NaN or Inf do not count, because an earlier exchange caused it.
+    Clients that received NaN or Inf do not count, because an earlier exchange caused it, and
+    neither do clients whose messages were lost.
     """
     found: set[int] = set()
     for each in done:
         if not tree.is_finite(each.sent):
             continue
-        finite = torch.isfinite(torch.tensor(each.losses))
-        for leaf in tree.leaves((each.trained.messages, each.trained.buffers)):
+        finite = torch.isfinite(torch.tensor([each.losses[i] for i in each.arrived]))
+        for leaf in tree.leaves((each.messages, each.round.buffers)):
             finite &= leaf.isfinite().reshape(len(finite), -1).all(1).cpu()
-        found.update(np.array(each.cohort.clients)[~finite.numpy()].tolist())
+        found.update(np.array(each.round.clients)[~finite.numpy()].tolist())
     return sorted(found)
 
 

@@ -219,7 +219,12 @@ class RunFolder:
         self._check_data(self.checksums)
         state = read_state(self.directory, self.saved.state, simulation)
         check_partitions(self.directory, simulation)
-        check_cohorts(self.directory, simulation.cohorts or {}, state.record.cohorts)
+        planned = {
+            number: simulation.arriving(number, clients)
+            for number, clients in (simulation.cohorts or {}).items()
+            if number in state.record.cohorts
+        }
+        check_cohorts(self.directory, planned, state.record.cohorts)
         ended = state.status in ("completed", "stopped") and state.round < simulation.rounds
         if ended and not self._lacks_only_results(state):
             state.status, state.stopped = "running", {}

@@ -105,6 +105,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         initial_buffers=runtime.net.buffers(),
         mixes_examples=mixes_examples,
         cohorts=cohorts,
+        participation=built.cohorts,
         server_optimizer=built.server,
         local_evaluation=built.local_evaluation,
         task_orders=built.scenario.orders(clients, tasks, built.seeds.partition),
@@ -259,8 +260,8 @@ def centralized_config(built: Built) -> Built:
         return built
     if built.cohorts != Uniform(draw=getattr(built.cohorts, "draw", "seed")):
         raise ConfigError(
-            "cohorts: must be uniform, with cohorts.path=null and cohorts.size=fixed, if"
-            " algorithm.paradigm=centralized, which has only one client"
+            "cohorts: must be uniform, with cohorts.path=null, cohorts.size=fixed and"
+            " cohorts.dropout=0, if algorithm.paradigm=centralized, which has only one client"
         )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)

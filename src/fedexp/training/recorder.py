@@ -17,11 +17,21 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.core.unchanged import Unchanged
 from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
-from fedexp.metrics.quantity import ACCURACY, COSTS, LOSS, LR, PHASES, TASK, TRAIN_LOSS
+from fedexp.metrics.quantity import (
+    ACCURACY,
+    ARRIVED,
+    COSTS,
+    LOSS,
+    LR,
+    PHASES,
+    TASK,
+    TRAIN_LOSS,
+)
 from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
 from fedexp.metrics.tasks import FORMULAS, TaskHistory
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.csv_files import CsvFile
+from fedexp.rundir.files import HAS_ARRIVED
 from fedexp.trackers.base import Callbacks, RoundRecord
 from fedexp.training.callbacks import CALLBACK
 from fedexp.training.simulation import Simulation
@@ -208,6 +218,9 @@ def table_columns(simulation: Simulation) -> dict[str, Sequence[str]]:
     rounds += [*first[2:], *chain(*others), *(each.name for each in COSTS)]
     clients = ["round", "client", *(["role"] if has_tasks else []), "examples", "steps"]
     clients += ["train_loss"]
+    if simulation.drops_out:
+        rounds.append(ARRIVED.name)
+        clients.append(HAS_ARRIVED)
     for view in views:
         clients += [name_in_view(name, view) for name in simulation.metrics.client_names()]
     tasks = ["round", "task", "evaluated_task", *(name_in_view("accuracy", v) for v in views)]
@@ -244,7 +257,10 @@ def round_row(simulation: Simulation, state: State, result: RoundResult | None) 
     for view, record in state.records.items():
         if record.rounds[-1] == state.round:
             row |= rename_for_view(test_values(simulation, record), view)
-    return row if result is None else row | training_values(result)
+    if result is None:
+        return row
+    arrived = {ARRIVED.name: len(result.arrived)} if simulation.drops_out else {}
+    return row | training_values(result) | arrived
 
 
 def test_values(simulation: Simulation, record: Record) -> Row:
@@ -291,20 +307,25 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
 
 
 def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
-    """Yield the rows of clients.csv, one per client of the cohort."""
+    """Yield the rows of clients.csv, one per sampled client, also if it never started."""
     measured: dict[str, np.ndarray] = {}
     for view, record in state.records.items():
         if record.local_rounds[-1:] == (result.round,):
             measured |= rename_for_view(simulation.metrics.client_values(record), view)
     cohort = result.cohort
-    for i, client in enumerate(cohort.clients):
-        row: Row = {"round": result.round, "client": client}
-        if simulation.has_tasks:
-            row["role"] = type(cohort.roles[i]).__name__.lower()
+    positions = {client: i for i, client in enumerate(cohort.clients)}
+    for client in result.sampled:
+        row: Row = {"round": result.round, "client": client, "steps": 0}
         row["examples"] = len(result.federation.parts[client])
-        row["steps"] = cohort.schedules[i].steps
-        row["train_loss"] = result.losses[i] if row["steps"] else None
-        yield row | {name: float(values[i]) for name, values in measured.items()}
+        if simulation.drops_out:
+            row[HAS_ARRIVED] = int(client in result.arrived)
+        if (i := positions.get(client)) is not None:
+            if simulation.has_tasks:
+                row["role"] = type(cohort.roles[i]).__name__.lower()
+            row["steps"] = cohort.schedules[i].steps
+            row["train_loss"] = result.losses[i] if row["steps"] else None
+            row |= {name: float(values[i]) for name, values in measured.items()}
+        yield row
 
 
 def json_value(value: object) -> Any:

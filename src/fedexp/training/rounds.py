@@ -19,6 +19,8 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
+from fedexp.metrics.quantity import ARRIVED
+from fedexp.rundir import files
 from fedexp.training.evaluation import evaluate
 from fedexp.training.exchange import (
     Clock,
@@ -92,28 +94,33 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     if number > 1 and simulation.round_in_task(number) == 1:
         server = begin_task(simulation, server, number)
         clock.lap("refinement")
-    clients = sample(simulation, number)
+    clients, at = sample(simulation, number), simulation.participation.dropout_at
+    dropped = simulation.dropped(number, clients)
+    absent, lost = (dropped if at == each else [] for each in ("start", "upload"))
+    log_empty(state, number, set(clients) <= {*dropped})
     states: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
     # 1. Run the exchanges of the round. In each, the cohort trains and the server aggregates.
     for each in algorithm.exchanges(stage.federation):
         local = simulation.tests_local(number) and each.trains_model
-        exchange = Exchange(simulation, each, server, states, number, copies_epochs)
+        exchange = Exchange(simulation, each, server, states, number, copies_epochs, absent, lost)
         result = exchange.run(clients, clock, local)
         done.append(result)
-        new_states = dict(zip(clients, result.trained.states, strict=True))
+        new_states = dict(zip(result.cohort.clients, result.trained.states, strict=True))
         states = ChainMap(new_states, states)  # type: ignore[arg-type]
-        server = aggregate(simulation.server_optimizer, each, server, result)
+        if result.arrived:
+            server = aggregate(simulation.server_optimizer, each, server, result)
         clock.lap("aggregation")
 
     # 2. Refine the model on the server. Layers that draw random numbers, such as dropout, are
     # seeded with the number of the round.
-    if overrides(algorithm, "refine"):  # otherwise, no copy of the network is needed
+    # Without a message, the server keeps its model.
+    if overrides(algorithm, "refine") and result.arrived:  # otherwise, no network is needed
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
-            messages, before = result.trained.messages, server
+            messages, before = result.messages, server
             with reading(algorithm, "refine", {"server": before, "messages": messages}):
                 server = algorithm.refine(LiveNetwork(net), before, messages, result.round)
     clock.lap("refinement")
@@ -126,7 +133,17 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
             done += groups
 
     # 4. Evaluate the new global model and collect the results of the round.
-    return collect_result(simulation, state, server, states, done, clock)
+    return collect_result(simulation, state, server, states, clients, done, clock)
+
+
+def log_empty(state: State, number: int, is_empty: bool) -> None:
+    """Log the first round from which no message arrives."""
+    if is_empty and all(state.record.cohorts.values()):
+        log.warning(
+            "round %d: no client's message arrived, so the global model stays as it is; the column"
+            " %s of %s counts the messages of each round",
+            *(number, ARRIVED.name, files.ROUNDS),
+        )
 
 
 def collect_result(
@@ -134,6 +151,7 @@ def collect_result(
     state: State,
     server: Tree,
     states: Mapping[int, Tree],
+    sampled: Sequence[int],
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
@@ -142,6 +160,7 @@ def collect_result(
     state: the state of the run before the round.
     server: the server's state after the round.
     states: the clients' states after the round.
+    sampled: the clients that were sampled.
     done: the results of the exchanges. The exchanges with the cohort come before the closing
         exchanges.
     clock: the clock that measures the phases of the round.
@@ -157,7 +176,9 @@ def collect_result(
         round=number,
         is_last=is_last,
         server=server,
+        sampled=sampled,
         cohort=first.cohort,
+        arrived=list(first.round.clients),
         client_states=[states[client] for client in first.cohort.clients],
         federation=first.round.federation,
         losses=first.losses,
@@ -175,15 +196,18 @@ def collect_result(
 
 
 def mean_loss(result: CohortResult) -> float:
-    """Return the weighted mean of the clients' losses.
+    """Return the weighted mean of the losses of the clients whose messages arrived.
 
     Clients without a batch have no loss and do not count. The result is 0 if this applies to all
-    clients.
+    clients, and nan if no message arrived.
     """
+    if not result.arrived:
+        return math.nan
     weights = result.round.weights.cpu().numpy()
-    trained = np.array([schedule.steps > 0 for schedule in result.cohort.schedules])
+    trained = np.array([result.cohort.schedules[i].steps > 0 for i in result.arrived])
     weights = weights * trained if trained.any() else weights
-    return float(np.average(result.losses, weights=weights.tolist()))
+    losses = [result.losses[i] for i in result.arrived]
+    return float(np.average(losses, weights=weights.tolist()))
 
 
 def diverged_clients(
@@ -195,7 +219,8 @@ def diverged_clients(
     device.
     """
     model = server["params"], server["buffers"]
-    if math.isfinite(train_loss) and tree.is_finite(model):
+    empty = not done[0].arrived
+    if (empty or math.isfinite(train_loss)) and tree.is_finite(model):
         return None
     clients = find_non_finite(done)
     what = f"the loss or the model of clients {clients}" if clients else "the aggregated model"

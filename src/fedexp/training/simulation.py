@@ -1,5 +1,6 @@
 """The parts of a run that stay the same in all rounds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg, reading
 from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.server_optimizers import ServerOptimizer
-from fedexp.config.cohorts import Rounds
+from fedexp.config.cohorts import Cohorts, Rounds
 from fedexp.config.settings import LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
@@ -69,6 +70,7 @@ class Simulation:
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
     # the clients of each round; None: the clients are drawn with seeds.sampling
     cohorts: Rounds | None
+    participation: Cohorts  # the option that planned the cohorts
     server_optimizer: ServerOptimizer
     # numbers of clients and examples that training leaves out because of batch norm or
     # local.drop_last
@@ -78,6 +80,20 @@ class Simulation:
     task_orders: np.ndarray | None
     # the only part that changes: schedules made in advance, by round and client
     prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
+
+    @property
+    def drops_out(self) -> bool:
+        """Return whether clients of the cohorts may drop out."""
+        return self.participation.dropout > 0
+
+    def dropped(self, round: int, clients: Sequence[int]) -> list[int]:
+        """Return those of a round's cohort that drop out."""
+        return self.participation.dropped(self.seeds.sampling, round, clients)
+
+    def arriving(self, round: int, clients: Sequence[int]) -> list[int]:
+        """Return those of a round's cohort whose messages arrive."""
+        dropped = self.dropped(round, clients)
+        return [client for client in clients if client not in dropped]
 
     @property
     def num_tasks(self) -> int:

@@ -46,15 +46,28 @@ class Scores:
 
 @dataclass(frozen=True)
 class CohortResult:
-    """The results of an exchange with a cohort."""
+    """The results of an exchange with a cohort, without clients that never started."""
 
     cohort: Cohort
     trained: Trained
     losses: list[float]  # [|S|]
-    round: ServerRound
-    bytes_up: int
+    arrived: list[int]  # positions in the cohort of the clients whose messages arrived
+    round: ServerRound  # with the clients whose messages arrived
+    bytes_up: int  # with lost messages, which were sent
     bytes_down: int
     sent: Tree  # the broadcast
+
+    @property
+    def messages(self) -> Tree:
+        """The messages that arrived."""
+        return rows_of(self.trained.messages, self.arrived, len(self.cohort.clients))
+
+
+def rows_of(stacked: Tree, positions: Sequence[int], count: int) -> Tree:
+    """Return the rows at some positions of stacked trees, or the same tree if these are all."""
+    if len(positions) == count:
+        return stacked
+    return tree.map(lambda leaf: leaf[list(positions)], stacked)
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,13 @@ class RoundResult:
     round: int
     is_last: bool
     server: Tree
-    cohort: Cohort
+    sampled: Sequence[int]  # the clients that were sampled
+    cohort: Cohort  # those of them that started
+    arrived: list[int]  # those of them whose messages arrived
     client_states: list[Tree]
     federation: Federation
     losses: list[float]  # [|S|]
-    train_loss: float  # weighted like the aggregation
+    train_loss: float  # weighted like the aggregation; nan if no message arrived
     # clients whose loss or model is not finite; None: everything is finite
     not_finite: list[int] | None
     lr: float
@@ -114,7 +129,7 @@ class State:
         self.train_seconds += result.seconds["train"]
         self.seconds += sum(result.seconds.values())
         for record in self.records.values():
-            record.add_cohort(self.round, cohort)
+            record.add_cohort(self.round, result.arrived)
         self.add_tests(self.round, result.tests, cohort)
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite

@@ -176,6 +176,8 @@ class Measuring(Callback):
     def after_round(self, record: RoundRecord) -> None:
         if record.result is None or not self.is_due(record.round):
             return
+        if not record.result.cohort.clients:  # all clients of the cohort dropped out
+            return
         with flush_subnormals():
             rows = self.analysis.rows(Measured(self.info.simulation, record))
         self.table.append(rows)
