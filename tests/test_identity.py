@@ -144,7 +144,7 @@ def test_checksum_covers_everything_that_was_loaded():
     loaded = [replace(data, checksum="", **{name: value}) for name, value in changes.items()]
     assert len({data.checksum, *(each.checksum for each in loaded)}) == 1 + len(changes)
     assert replace(data, checksum="").checksum == data.checksum
-    part = data.with_test_from_training(torch.arange(3))
+    part = data.with_test_from_training(torch.arange(3), torch.zeros(3))
     assert part.checksum == data.checksum, "a copy keeps the checksum of what was loaded"
 
 

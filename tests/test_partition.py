@@ -58,7 +58,8 @@ def split(
     source = rng(generator) if isinstance(generator, int) else generator
     dealt = partitioner.deal(labels, clients, source, owners, test_fraction=test_fraction)
     classes = int(labels.max()) + 1
-    return Partition.build(dealt.parts, labels, classes, dealt.info, test=dealt.test)
+    test = np.sort(np.concatenate(dealt.test))
+    return Partition.build(dealt.parts, labels, classes, dealt.info, test=test)
 
 
 def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> Partition:

@@ -35,6 +35,13 @@ OPTIONS = {
         "validation": Validation(fraction=0.25, per_client=True),
         "evaluate_on": "both",
     },
+    "own tests": {
+        "algorithm": FedRoD(gamma=1.0),
+        "evaluate": ["global", "own"],
+        "test_per_client": 0.25,
+        "sizes": (5, 6, 7, 8, 9),
+        "eval_interval": 2,
+    },
     "schedule": {
         "schedule": schedule([(2, IID())], [(2, {0: 0.5})]),
         "forgetting_metric": InOutLocal(),

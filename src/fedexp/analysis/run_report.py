@@ -19,7 +19,8 @@ from fedexp.data.views import name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
 from fedexp.metrics.forgetting_metric import ForgettingMetric
-from fedexp.metrics.personal import client_results, spread
+from fedexp.metrics.own_test import own_results
+from fedexp.metrics.personal import ClientResults, client_results, spread
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 
@@ -45,8 +46,8 @@ def report_run(directory: Path, options: Namespace) -> None:
     if not (written or options.metrics):
         raise ConfigError(
             f"{directory}: this run has no table; tables need two learned tasks, or the results of"
-            " clients (evaluate=[global,personal]); --metrics shows values, and `fedexp figures"
-            f" {typed_path(directory)}` draws its figures"
+            " clients (evaluate=personal or evaluate=own); --metrics shows values, and `fedexp"
+            f" figures {typed_path(directory)}` draws its figures"
         )
     if written and not options.no_figures:
         written += draw_run(directory, options)
@@ -88,24 +89,29 @@ def task_tables(run: RunData) -> Iterator[Table]:
 def client_tables(run: RunData) -> Iterator[Table]:
     """Yield the table of clients on each test set, if the run has tested their models."""
     for view, record in run.records.items():
+        found: ClientResults = {}
         if run.has(name_in_view("personal_accuracy", view)):
-            values = client_table(record)
+            found |= client_results(record)
+        if run.has(name_in_view("own_accuracy", view)):
+            found |= own_results(record)
+        if found:
+            values = client_table(record, found)
             title = f"Results of the clients (%){suffix(view).replace('_', ', ')}"
             shown = with_spreads(values)
             yield f"client_results{suffix(view)}", values, Section(title, shown, "client")
 
 
-def client_table(record: Record) -> pd.DataFrame:
+def client_table(record: Record, found: ClientResults) -> pd.DataFrame:
     """Return a row for each client: its data, its rounds, and its results in the last round.
 
     The columns are examples, classes (how many it has), rounds (in which it took part), and
-    accuracy and forgetting of the models in `client_results`.
+    accuracy and forgetting of the models in `found`.
     """
     counts = record.counts_until(record.rounds[-1])
     table = pd.DataFrame({"examples": counts.sum(1), "classes": (counts > 0).sum(1)})
     taken = [client for cohort in record.cohorts.values() for client in cohort]
     table["rounds"] = np.bincount(np.array(taken, dtype=np.int64), minlength=len(counts))
-    for model, both in client_results(record).items():
+    for model, both in found.items():
         for key, values in zip(("accuracy", "forgetting"), both, strict=True):
             table[f"{model.removeprefix('personal_')}_{key}"] = values
     return table.rename_axis("client")

@@ -67,7 +67,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write a sweep's tables, figures and index.html, or the tables of a run.
 
     A run in continual learning has a table of the accuracy on each task after each task. A run
-    with evaluate=[global,personal] has a table of the results of every client.
+    with evaluate=personal or evaluate=own has a table of the results of every client.
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--metrics NAME,...` selects the values of a sweep's table, adds columns to
     the table of all runs, or shows values of a run: numbers of summary.json, and measures of

@@ -20,7 +20,8 @@ from fedexp.core.limits import (
 )
 from fedexp.data.views import TEST_VIEWS, require_list
 
-GLOBAL, PERSONAL = "global", "personal"  # the kinds of models to test (`evaluate`)
+# what to test (`evaluate`): the global model, personal models, the clients' own test examples
+GLOBAL, PERSONAL, OWN = "global", "personal", "own"
 
 
 class Stop(Checked, prefix="stop."):
@@ -69,7 +70,7 @@ class Settings(Checked):
     # only in checkpoints
     keep_models: Any = None
     keep_local_models: Any = None  # the same for the clients' local models
-    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # the kinds of models to test
+    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # what to test
     evaluate_on: Literal["test", "validation", "both", None] = (
         None  # None: the validation set if there is one, otherwise the test set
     )
@@ -85,7 +86,7 @@ class Settings(Checked):
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
         require_list("test_views", self.test_views, TEST_VIEWS)
-        require_list("evaluate", self.evaluate, (GLOBAL, PERSONAL))
+        require_list("evaluate", self.evaluate, (GLOBAL, PERSONAL, OWN))
 
     def keeps_local_models(self, round: int) -> bool:
         """Return whether the clients' local models from a round are saved."""

@@ -28,7 +28,7 @@ from fedexp.config.named import (
 )
 from fedexp.config.options import add_resolver, conf_directories
 from fedexp.config.overrides import leaves
-from fedexp.config.settings import GLOBAL, PERSONAL
+from fedexp.config.settings import GLOBAL, OWN, PERSONAL
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
@@ -101,7 +101,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         ) from error
     if isinstance(word := found.get("evaluate"), str):
         # the global model is always tested
-        found["evaluate"] = [GLOBAL, PERSONAL] if word == PERSONAL else [word]
+        found["evaluate"] = [GLOBAL, word] if word in (PERSONAL, OWN) else [word]
     return found
 
 

@@ -26,7 +26,7 @@ class Dealt(NamedTuple):
     """What `Partitioner.deal` returns."""
 
     parts: list[np.ndarray]  # each client's examples, int64 [n_k], ascending
-    test: np.ndarray  # examples that were held out for testing, int64, ascending
+    test: list[np.ndarray]  # each client's examples that were held out for testing, int64
     info: dict[str, Any]  # scheme, settings, and what the scheme records
 
 
@@ -71,7 +71,8 @@ class Partitioner(Checked, prefix="partition."):
                 f"{self.source}: `assign` must return two things: a list of each client's example"
                 " indices, and a dict of information to record, which may be empty"
             )
-        parts, test = check_parts(given[0], len(labels), num_clients, self.source), NO_EXAMPLES
+        parts = check_parts(given[0], len(labels), num_clients, self.source)
+        test = [NO_EXAMPLES] * num_clients
         if test_fraction:
             parts, test = hold_out_test(parts, test_fraction, rng)
         try:
@@ -121,13 +122,13 @@ class Partitioner(Checked, prefix="partition."):
 
 def hold_out_test(
     parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Draw the test examples of each client, as scikit-learn's train_test_split does in PFLlib.
 
     parts: each client's example indices, in the order in which the clients got them.
     fraction: the fraction of the test examples, rounded up for each client.
 
-    Returns the remaining examples of each client, and the test examples of all clients, ascending.
+    Returns the remaining examples and the test examples of each client.
     Raises ConfigError if a client would have no training examples.
     """
     kept, test = [], []
@@ -143,7 +144,7 @@ def hold_out_test(
         order = rng.permutation(len(part))
         test.append(part[order[: len(part) - left]])
         kept.append(part[order[len(part) - left :]])
-    return kept, np.sort(np.concatenate(test))
+    return kept, test
 
 
 def check_parts(

@@ -49,6 +49,9 @@ class Partition:
     validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     # indices of the test set's examples, ascending, if they were held out from the clients
     test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # int64 [N]: the client that has each training example or holds it out, -1: none. It is not
+    # saved, since a run saves the results of the clients' own tests.
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def sizes(self) -> np.ndarray:

@@ -66,10 +66,15 @@ class Data(ABC):
     None: the data set has no natural clients."""
     test_tasks: torch.Tensor | None = None
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
+    test_clients: torch.Tensor | None = None
+    """int64 [M]: the client whose own test example each test example is, -1 if it is no client's;
+    None: the clients have no test examples of their own."""
     validation: torch.Tensor | None = None
     """int64 [V]: indices of the training examples that form the validation set."""
     validation_tasks: torch.Tensor | None = None
     """int64 [V]: the task of each validation example, if `test_tasks` is given."""
+    validation_clients: torch.Tensor | None = None
+    """int64 [V]: the client that holds out each validation example; None: they are no client's."""
     train_features: torch.Tensor | None = None
     """[N, D]: the features of the training examples, if a frozen backbone computes them."""
     test_features: torch.Tensor | None = None
@@ -170,15 +175,23 @@ class Data(ABC):
         assert self.validation is not None, "checked when the run was prepared"
         x, y = self.x_train[self.validation], self.y_train[self.validation]
         known = None if self.train_features is None else self.train_features[self.validation]
-        tasks = self.validation_tasks
-        return replace(self, x_test=x, y_test=y, test_tasks=tasks, test_features=known)
+        return replace(
+            self,
+            x_test=x,
+            y_test=y,
+            test_tasks=self.validation_tasks,
+            test_clients=self.validation_clients,
+            test_features=known,
+        )
 
-    def with_test_from_training(self, numbers: torch.Tensor) -> Self:
+    def with_test_from_training(self, numbers: torch.Tensor, clients: torch.Tensor) -> Self:
         """Return a copy of the data in which training examples replace the test set.
 
-        numbers: int64 [m], indices of the training examples.
+        numbers: int64 [m], indices of the training examples. clients: int64 [m], the client that
+        holds out each of them.
         """
-        return replace(self, x_test=self.x_train[numbers], y_test=self.y_train[numbers])
+        x, y = self.x_train[numbers], self.y_train[numbers]
+        return replace(self, x_test=x, y_test=y, test_clients=clients)
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
@@ -186,6 +199,8 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
     kind: ClassVar[str]  # "images" or "text"
     in_words: ClassVar[str] = "the name of a data set"
+    # whether the data set gives its natural clients test examples of their own
+    tests_clients: ClassVar[bool] = False
 
     name: Annotated[str, Limit("letters, digits, _ . -", re.compile(r"[\w.-]+").fullmatch)]
     data_dir: str

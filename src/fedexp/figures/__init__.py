@@ -37,6 +37,7 @@ OF_COLUMNS = {
     "phases": "lost_accuracy",
     "absence": "present_forgetting",
     "clients": "personal_accuracy",
+    "own_tests": "own_accuracy",
 }
 INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that are drawn during a run
 

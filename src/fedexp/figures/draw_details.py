@@ -28,12 +28,19 @@ from fedexp.figures.style import (
 )
 from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
-from fedexp.metrics.personal import client_results, spread
+from fedexp.metrics.own_test import own_results
+from fedexp.metrics.personal import ClientResults, client_results, spread
 from fedexp.metrics.record import Record
 from fedexp.metrics.timing import curve_of_absence, lost, phase_ends
 
-# key of `client_results` -> label and colour
-MODELS = {"personal": ("personal model", GREEN), "personal_global": ("global model", BLUE)}
+# key of `client_results` or `own_results` -> label and colour
+MODELS = {
+    "personal": ("personal model", GREEN),
+    "personal_global": ("global model", BLUE),
+    "own": ("model that the client uses", GREEN),
+    "own_global": ("global model", BLUE),
+    "own_local": ("local model", ORANGE),
+}
 
 
 def class_reduction(run: RunData, record: Record) -> Figure:
@@ -187,16 +194,31 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
 
 
 def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
-    """Draw the accuracy and forgetting of every client, each sorted from the worst to the best.
+    """Draw the accuracy and forgetting of every client on its own classes."""
+    found = client_results(record)
+    if len(found) == 1:  # clients have no other model than the global one
+        found = {"personal_global": found["personal"]}
+    return sorted_clients(
+        run, found, f"Results of the clients on their own classes{name_view(view)}"
+    )
+
+
+def own_tests(run: RunData, record: Record, view: str = PLAIN) -> Figure:
+    """Draw the accuracy and forgetting of every client on its own test examples."""
+    subject = f"Results of the clients on their own test examples{name_view(view)}"
+    return sorted_clients(run, own_results(record), subject)
+
+
+def sorted_clients(run: RunData, found: ClientResults, subject: str) -> Figure:
+    """Draw results of the clients, each sorted from the worst to the best.
 
     Thin lines show the mean over the clients and, dotted, that of the worst tenth, which is shaded.
     """
-    subject = f"Results of the clients on their own classes{name_view(view)}"
     figure, both = figure_of(run, subject, 5.6, (1, 1))
-    found = client_results(record)
     for axes, which, measure in zip(both, (0, 1), ("accuracy", "forgetting"), strict=True):
+        most = 0
         for name, values in found.items():
-            text, colour = MODELS[name] if len(found) > 1 else MODELS["personal_global"]
+            text, colour = MODELS[name]
             shown = np.sort(values[which][~np.isnan(values[which])])
             shown = shown if which == 0 else shown[::-1]
             mean, deviation, worst = spread(shown, low_is_bad=which == 0)
@@ -205,8 +227,9 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
             axes.axhline(mean, color=colour, linewidth=stroke(0.5))
             axes.axhline(worst, color=colour, linestyle=":", linewidth=stroke(0.5))
             axes.axvspan(0.5, np.ceil(len(shown) / 10) + 0.5, color=ABSENT, zorder=0)
+            most = max(most, len(shown))
         axes.set_ylabel(measure)
-        axes.set_xlim(0.5, len(shown) + 0.5)
+        axes.set_xlim(0.5, most + 0.5)
         axes.xaxis.set_major_locator(integers(12))
         legend_beside(axes)
     both[0].set_ylim(-0.03, 1.03)  # a line at 0 is visible

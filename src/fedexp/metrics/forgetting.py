@@ -18,12 +18,12 @@ def forgetting_per_class(cw: np.ndarray) -> np.ndarray:
 
     This is FedNTD (NeurIPS 2022) Eq. 5 before averaging over the classes. A drop is negative if the
     last accuracy is higher than all earlier accuracies. The initial model is excluded, so all
-    values are nan if T < 2.
+    values are nan if T < 2. Earlier accuracies that are nan, not tested, are ignored.
     """
     cw = np.asarray(cw, dtype=np.float64)
     if len(cw) < 3:
         return np.full(cw.shape[1], np.nan)
-    return cw[1:-1].max(0) - cw[-1]
+    return np.fmax.reduce(cw[1:-1]) - cw[-1]
 
 
 def forgetting_f(cw: np.ndarray) -> float:

@@ -69,6 +69,8 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     needs_local: ClassVar[bool] = False
     # whether the clients' personal models must be tested in every evaluated round
     needs_personal: ClassVar[bool] = False
+    # whether models must be tested on each client's own test examples in every evaluated round
+    needs_own: ClassVar[bool] = False
     # whether the metric uses the predictions for single test examples
     needs_examples: ClassVar[bool] = False
 
@@ -414,6 +416,7 @@ class Metrics:
                     " of_clients, so it must have needs_local = True"
                 )
         self.needs_personal = any(each.needs_personal for each in members)
+        self.needs_own = any(each.needs_own for each in members)
         self.needs_examples = any(each.needs_examples for each in members)
 
     def names(self) -> list[str]:

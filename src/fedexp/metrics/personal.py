@@ -20,6 +20,8 @@ MAIN = (
     *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
     "personal_global_accuracy",
 )
+# accuracy and forgetting of each client, [K] each, by the name of the model
+ClientResults = dict[str, tuple[np.ndarray, np.ndarray]]
 WORST = 0.1  # fraction of the clients that `spread` calls the worst
 
 
@@ -75,7 +77,7 @@ def spreads(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str,
     return found
 
 
-def client_results(record: Record) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def client_results(record: Record) -> ClientResults:
     """Return each client's accuracy and forgetting, [K] each, in the last evaluated round.
 
     The keys are `personal` for the models that clients use, which is the global model if they have

@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.data.views import CLASSES, EXAMPLES, LOCAL, PERSONAL
+from fedexp.data.views import CLASSES, EXAMPLES, LOCAL, OWN, PERSONAL
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BEFORE = "distributed_accuracy"  # column of LOCAL: the accuracy of the model that clients receive
 Row = dict[str, Any]
+# the models that are tested on each client's own test examples
+OWN_MODELS = ("global", "local", "personal")
 # the columns of the tables in the run directory; LOCAL has BEFORE too if it is needed
 COLUMNS = {
     CLASSES: ("round", "class", "accuracy"),
     LOCAL: ("round", "client", "class", "accuracy"),
     PERSONAL: ("round", "client", "class", "accuracy"),
     EXAMPLES: ("round", "example", "label", "correct"),
+    OWN: ("round", "client", "examples", *OWN_MODELS),
 }
 # sequences with an item for each evaluated round, and for each round with tested local models
-OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "right")
+OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "right", "own")
 OF_LOCAL = ("local_rounds", "sampled", "local_class_accuracy", "distributed_accuracy")
 
 
@@ -81,6 +84,10 @@ class Record:
     personal_accuracy: np.ndarray | None = None
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
+    # If the clients' own tests are evaluated: each client's number of test examples, int64 [K], and
+    # for each of `rounds` the accuracies of OWN_MODELS on them, float64 [3, K]; nan: not tested.
+    own_examples: np.ndarray | None = None
+    own: Sequence[np.ndarray] = ()
 
     def __post_init__(self) -> None:
         self._set(counts=read_only(self.counts, np.int64))
@@ -155,6 +162,22 @@ class Record:
             peak = self.personal_peak
         self._set(personal_peak=read_only(peak, np.float64))
         self._set(personal_accuracy=found, personal_round=round)
+
+    def add_own(self, accuracies: Mapping[str, np.ndarray], examples: np.ndarray) -> None:
+        """Record the accuracies of the last round's models on the clients' own test examples.
+
+        accuracies: float64 [K] for some of OWN_MODELS; nan marks a client whose model was not
+        tested. examples: int64 [K], the clients' numbers of test examples.
+        """
+        untested = np.full(len(examples), np.nan)
+        rows = [accuracies.get(name, untested) for name in OWN_MODELS]
+        self._append(own=read_only(rows, np.float64))
+        self._set(own_examples=read_only(examples, np.int64))
+
+    def own_matrix(self, model: str) -> np.ndarray:
+        """Return the accuracies of one of OWN_MODELS in all evaluated rounds, [rounds, K]."""
+        position = OWN_MODELS.index(model)
+        return np.array([each[position] for each in self.own])
 
     @property
     def personal_drop(self) -> np.ndarray:
@@ -244,6 +267,8 @@ class Record:
             found[CLASSES] = self._class_rows()
             if self.labels is not None:
                 found[EXAMPLES] = self._example_rows()
+            if self.own:
+                found[OWN] = self._own_rows()
         if self.local_rounds[-1:] == (round,):
             found[LOCAL] = self._local_rows()
         if self.personal_accuracy is not None and self.personal_round == round:
@@ -263,6 +288,7 @@ class Record:
         """
         classes = self.counts.shape[-1]
         changed, personal = by_round(tables.get(EXAMPLES)), by_round(tables.get(PERSONAL))
+        own = by_round(tables.get(OWN))
         right = None
         if changed:
             everyone = next(iter(changed.values()))
@@ -276,6 +302,9 @@ class Record:
             self.add(number, accuracies, right, both, tasks.get(number, ()))
             if number in personal:
                 self.add_personal(number, self._personal_matrix(personal[number]))
+            if number in own:
+                examples, *found = (self._of_clients(own[number], k) for k in COLUMNS[OWN][2:])
+                self.add_own(dict(zip(OWN_MODELS, found, strict=True)), np.nan_to_num(examples))
         for number, rows in by_round(tables.get(LOCAL)).items():
             accuracies = in_classes(rows, "accuracy", classes)
             before = in_classes(rows, BEFORE, classes)[0] if BEFORE in rows else None
@@ -304,6 +333,21 @@ class Record:
         matrix = np.full(self.counts.shape[-2:], np.nan)
         matrix[rows["client"], rows["class"]] = rows["accuracy"]
         return matrix
+
+    def _own_rows(self) -> Iterator[Row]:
+        """Yield a row for each client that has test examples of its own."""
+        assert self.own_examples is not None
+        for client in np.flatnonzero(self.own_examples).tolist():
+            row = {"round": self.rounds[-1], "client": client}
+            row["examples"] = int(self.own_examples[client])
+            values = self.own[-1][:, client].tolist()
+            yield row | dict(zip(OWN_MODELS, values, strict=True))
+
+    def _of_clients(self, rows: "pd.DataFrame", column: str) -> np.ndarray:
+        """Return a column of a table with one row per client, [K]; nan for other clients."""
+        values = np.full(self.counts.shape[-2], np.nan)
+        values[rows["client"]] = rows[column]
+        return values
 
     def _example_rows(self) -> Iterator[Row]:
         """Yield a row for each example whose prediction has become correct or wrong.

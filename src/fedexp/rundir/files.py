@@ -26,7 +26,7 @@ MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes be
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
 IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "task_matrix", "local_round")
 REPORTED = ("task_matrix", "client_results")  # tables of `fedexp report`
-OF_METRICS = ("example_forgetting", "phases", "absence", "clients")
+OF_METRICS = ("example_forgetting", "phases", "absence", "clients", "own_tests")
 FIGURES = (
     *(file_in_view(name, view) for name in (*IN_VIEWS, *OF_METRICS) for view in VIEWS),
     *("curves", "loss", "data_distribution", "class_reduction"),

@@ -15,7 +15,7 @@ from fedexp.data.partition import Natural
 from fedexp.data.partition_file import File
 from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
-from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS
+from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, VALIDATION
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import check_objective, direction_of
@@ -94,6 +94,7 @@ def check_config(built: Built, metrics: Metrics) -> None:
         surrogate_problems(built),
         data_problems(built),
         schedule_problems(built),
+        own_test_problems(built, metrics),
         measure_problems(built, metrics),
     )
     for problem in chain(*problems):
@@ -289,6 +290,28 @@ def test_problems(built: Built) -> Iterator[str]:
         yield (
             f"{given}: cannot be used with schedule.partition, because a new partition would give"
             " clients training examples that are test examples"
+        )
+
+
+def own_test_problems(built: Built, metrics: Metrics) -> Iterator[str]:
+    """Yield a message for each reason why the clients have no test examples of their own."""
+    settings, validation, scenario = built.settings, built.validation, built.scenario
+    if not metrics.needs_own:
+        return
+    given = "evaluate=own"
+    if scenario.name != "none":
+        yield f"{given}: can only be used with scenario=none"
+    natural = built.dataset.tests_clients and isinstance(built.partition, Natural)
+    if {*built.views} & {*TEST_VIEWS} and not (settings.test_per_client or natural):
+        yield (
+            f"{given}: the test set of dataset={built.dataset.name} is not divided among the"
+            " clients; set test_per_client=0.25, which holds out a quarter of each client's"
+            " examples"
+        )
+    if VALIDATION in built.views and not validation.per_client:
+        yield (
+            f"{given}: the validation set is not divided among the clients; set"
+            " validation.per_client=true"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,17 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
         first_round = 1 + number * scenario.rounds_per_task
         parts.append(Stage(first_round, partition, federation, shards.server))
     held_out = [part.partition.validation for part in parts]
+    clients = parts[0].partition.clients
     parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
     parts += scheduled_changes(built, data, tasks[0], parts[0])
     if built.settings.test_per_client:
-        data = data.with_test_from_training(torch.from_numpy(parts[0].partition.test))
-    return add_validation_set(data, held_out, origin), parts
+        test = parts[0].partition.test
+        data = data.with_test_from_training(*map(torch.from_numpy, (test, clients[test])))
+    data = add_validation_set(data, held_out, origin)
+    if built.validation.per_client and data.validation is not None:
+        own = torch.from_numpy(clients)[data.validation]
+        data = replace(data, validation_clients=own)
+    return data, parts
 
 
 def load_data(built: Built) -> Data:
@@ -211,6 +218,9 @@ def make_task_partition(
     public = draw_public(built, labels[numbers], len(classes), key)
     public, allowed = numbers[public], np.delete(numbers, public)
     parts, test, info = deal(built, data, allowed, public, labels, len(classes), rng)
+    clients = np.full(len(every_label), -1, np.int64)
+    for client, numbers in chain(enumerate(parts), enumerate(test)):
+        clients[numbers] = client
     if validation.fraction and validation.per_client:
         validated = hold_out_per_client(validation, parts, seed, key)
         parts = [np.setdiff1d(part, validated) for part in parts]
@@ -219,10 +229,12 @@ def make_task_partition(
             f"validation.fraction={validation.fraction}: selects none of the {len(numbers)}"
             " training examples; use a larger fraction"
         )
-    if unused := len(np.setdiff1d(task.train, np.concatenate([*parts, public, validated, test]))):
+    tested = np.sort(np.concatenate(test))
+    if unused := len(np.setdiff1d(task.train, np.concatenate([*parts, public, validated, tested]))):
         info["unused"] = unused
-    held_out = {"public": public, "validation": np.sort(validated), "test": test}
-    return Partition.build(parts, every_label, data.num_classes, info, **held_out)
+    held_out = {"public": public, "validation": np.sort(validated), "test": tested}
+    made = Partition.build(parts, every_label, data.num_classes, info, **held_out)
+    return replace(made, clients=clients)
 
 
 def deal(
@@ -233,8 +245,8 @@ def deal(
     labels: np.ndarray,
     num_classes: int,
     rng: np.random.Generator,
-) -> tuple[list[np.ndarray], np.ndarray, dict[str, Any]]:
-    """Return each client's training examples, the clients' test examples, and facts about both.
+) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, Any]]:
+    """Return each client's training examples and test examples, and facts about both.
 
     allowed: the examples that clients may have. A partition with global indices is checked instead:
     none of its examples may be public or a surrogate example. labels: of all training examples,
@@ -253,11 +265,12 @@ def deal(
         num_classes=num_classes,
         test_fraction=settings.test_per_client,
     )
-    parts, test = [dealt_from[part] for part in parts], dealt_from[test]
+    parts, test = ([dealt_from[part] for part in each] for each in (parts, test))
     if partitioner.has_global_indices:
         surrogate = np.flatnonzero(data.y_train.numpy() < 0)
-        reject_examples([*parts, test], public, "in the public set")
-        reject_examples([*parts, test], surrogate, "a surrogate example")
+        for each in (parts, test):
+            reject_examples(each, public, "in the public set")
+            reject_examples(each, surrogate, "a surrogate example")
     return parts, test, info
 
 

@@ -6,20 +6,21 @@ are computed once for all clients.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import reading
+from fedexp.algorithms.base import overrides, reading
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.models import Output
+from fedexp.training.exchange import trained_models
 from fedexp.training.simulation import Simulation, class_counts
 from fedexp.training.state import CohortResult, Scores
 
@@ -65,6 +66,9 @@ def evaluate(
             test.personal = evaluate_personal(simulation, server, kept, view, number)
         elif simulation.metrics.needs_personal:  # all personal models are the initial model
             test.personal = np.tile(test.class_accuracy, (simulation.settings.num_clients, 1))
+        if simulation.metrics.needs_own:
+            test.own |= evaluate_own(simulation, server, kept, view, number, done)
+            test.own_examples = own_examples(simulation, view)
         found[view] = test
     return found
 
@@ -108,9 +112,18 @@ def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores
         of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
         of_each = evaluation.task_correct
         tasks = class_accuracy(of_each.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
-    accuracy = overall_accuracy(correct, totals)
-    right = evaluation.right.cpu().numpy() if simulation.metrics.needs_examples else None
-    return Scores(class_accuracy(correct, totals), accuracy, tasks, float(evaluation.loss), right)
+    found = Scores(
+        class_accuracy(correct, totals),
+        overall_accuracy(correct, totals),
+        tasks,
+        float(evaluation.loss),
+        evaluation.right.cpu().numpy() if simulation.metrics.needs_examples else None,
+    )
+    if simulation.metrics.needs_own and data.test_clients is not None:
+        clients, examples = data.test_clients, own_examples(simulation, view)
+        right = torch.bincount(clients[evaluation.right & (clients >= 0)], minlength=len(examples))
+        found.own["global"] = class_accuracy(right.cpu().numpy(), examples)
+    return found
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
@@ -161,6 +174,53 @@ def evaluate_personal(
     return np.where(holds, accuracy, np.nan)
 
 
+def own_examples(simulation: Simulation, view: str) -> np.ndarray:
+    """Return each client's number of test examples of its own in a view, int64 [K]."""
+    clients = simulation.runtime.tested_on(view).data.test_clients
+    assert clients is not None, "checked when the run was prepared"
+    held = clients[clients >= 0]
+    return torch.bincount(held, minlength=simulation.settings.num_clients).cpu().numpy()
+
+
+def evaluate_own(
+    simulation: Simulation,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    view: str,
+    number: int,
+    done: Sequence[CohortResult],
+) -> dict[str, np.ndarray]:
+    """Return the accuracies of the clients' models on their own test examples, float64 [K] each.
+
+    The keys are `local`, for the models that the cohort trained, and, if the algorithm has them,
+    `personal`. A value is nan if the client has no such model or no test examples. Personal models
+    are tested after the last aggregation, local models before it.
+
+    kept, number, done: as in `evaluate`.
+    """
+    runtime, examples = simulation.runtime, own_examples(simulation, view)
+    runtime.net.set_buffers(server["buffers"])
+    test = ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
+    clients = test.runtime.data.test_clients
+    assert clients is not None, "checked when the run was prepared"
+
+    def accuracies(models: Iterable[tuple[int, Params]]) -> np.ndarray:
+        found = np.full(len(examples), np.nan)
+        for client, model in models:
+            if examples[client]:
+                found[client] = int(test.right(model, clients == client).sum()) / examples[client]
+        return found
+
+    cohort = done[0].cohort.clients if done else ()
+    trained = (each["params"] | each["buffers"] for each in trained_models(done))
+    tested = {"local": accuracies(zip(cohort, trained, strict=False))}
+    if overrides(simulation.algorithm, "personal_model"):
+        tested["personal"] = accuracies(
+            enumerate(personal_models(simulation, server, kept, number))
+        )
+    return tested
+
+
 class ModelTest:
     """Tests many models on the same examples.
 
@@ -172,22 +232,32 @@ class ModelTest:
     def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
         self.runtime, self.params, self.draws = runtime, server["params"], draws
 
-    @torch.no_grad()
     def count_correct(self, model: Params, classes: np.ndarray) -> torch.Tensor:
         """Count the correct predictions on the test examples of the given classes, int64 [C].
+
+        model: the parameters of the model.
+        classes: bool [C], whether to count the predictions for each class.
+        """
+        y = self.runtime.data.y_test
+        wanted = torch.from_numpy(classes).to(y.device)
+        correct = torch.zeros(len(classes), dtype=torch.int64, device=y.device)
+        return correct.index_add_(0, y, self.right(model, wanted[y]).to(torch.int64))
+
+    @torch.no_grad()
+    def right(self, model: Params, wanted: torch.Tensor) -> torch.Tensor:
+        """Return whether the prediction for each wanted test example is correct, bool [M].
 
         A model that normalises by batch statistics is tested in the same batches as the global
         model.
 
         model: the parameters of the model.
-        classes: bool [C], whether to count the predictions for each class.
+        wanted: bool [M], the examples to test. The result is False for all others.
         """
         runtime, y = self.runtime, self.runtime.data.y_test
-        wanted = torch.from_numpy(classes).to(runtime.device)
         numbers = self.examples
         if not uses_batch_statistics(runtime.net.module):
-            numbers = numbers[wanted[y]]
-        correct = torch.zeros(len(classes), dtype=torch.int64, device=runtime.device)
+            numbers = numbers[wanted]
+        found = torch.zeros_like(wanted)
         shared = has_shared_body(model, self.params)
         for index in numbers.split(runtime.evaluation_batch):
             if shared:
@@ -195,8 +265,8 @@ class ModelTest:
             else:
                 outputs = self.output(model, index).logits
             answers = runtime.class_logits(outputs, index).argmax(-1)
-            correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
-        return correct * wanted
+            found[index] = answers == y[index]
+        return found & wanted
 
     @property
     def examples(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.config.cohorts import Clients, Rounds, Uniform
-from fedexp.config.settings import PERSONAL
+from fedexp.config.settings import OWN, PERSONAL
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.data.partition import IID
@@ -25,6 +25,7 @@ from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, see
 from fedexp.engine.resolved import Resolved
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
+from fedexp.metrics.own_test import OwnTest
 from fedexp.metrics.personal import Personal
 from fedexp.training.checks import check_config, check_kept
 from fedexp.training.division import divide, load_data
@@ -237,17 +238,19 @@ def metrics_of(built: Built) -> Metrics:
     """Return the metrics of the run.
 
     These are the metrics that every run computes, those of the group `forgetting_metric`, and the
-    test of personal models if it is requested.
+    tests that `evaluate` asks for.
     """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),
         RoundDrop(local=False),
         *built.forgetting_metric,
     ]
+    own = overrides(built.algorithm, "personal_model")
     if PERSONAL in built.settings.evaluate:
-        own = overrides(built.algorithm, "personal_model")
         local = any(metric.needs_local for metric in built.forgetting_metric)
         chosen.append(Personal(own=own, local=local))
+    if OWN in built.settings.evaluate:
+        chosen.append(OwnTest(personal=own, tests_clients=built.algorithm.tests_clients))
     return Metrics(members=chosen)
 
 

@@ -42,6 +42,9 @@ class Scores:
     # float64 [C]: the model before the round, if it was not tested after the previous one
     distributed: np.ndarray | None = None
     personal: np.ndarray | None = None  # float64 [K, C]: personal models
+    # the accuracies on each client's own test examples, float64 [K], by the name of the model
+    own: dict[str, np.ndarray] = field(default_factory=dict)
+    own_examples: np.ndarray | None = None  # int64 [K]: numbers of these test examples
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,8 @@ class State:
             record.add(number, test.class_accuracy, test.right, overall, test.task_accuracy)
             if test.personal is not None:
                 record.add_personal(number, test.personal)
+            if test.own_examples is not None:
+                record.add_own(test.own, test.own_examples)
             if test.local is not None:
                 record.add_local(number, np.array(cohort), test.local, test.distributed)
 
