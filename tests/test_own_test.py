@@ -23,7 +23,7 @@ from fedexp.metrics.own_test import OwnTest, own_results
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import ENGINES, record
-from fedexp.training.checks import check
+from fedexp.training.checks import check_config
 from fedexp.training.evaluation import personal_models
 from fedexp.training.prepare import metrics_of
 from fedexp.training.rounds import play_round
@@ -237,7 +237,7 @@ def test_validation_set_is_divided_among_the_clients():
 def test_own_tests_need_test_examples_of_the_clients(overrides, message):
     built = build(composed("tracker=none", "evaluate=own", *overrides))
     with pytest.raises(ConfigError, match=message):
-        check(built, metrics_of(built))
+        check_config(built, metrics_of(built))
 
 
 def test_run_writes_tables_and_figure(here, capsys):
