@@ -91,7 +91,8 @@ def read_run(job: Path, sweep: PaperSweep | None) -> dict[str, Any] | None:
     origin = read_origin(job)
     if origin["started"] is None:
         raise ConfigError(f"{job}: the version that started the run did not store its start time")
-    del origin["directory"]
+    for key in ("directory", "commands", *(["parameters"] if origin["parameters"] is None else [])):
+        del origin[key]  # paths of a machine; what an earlier version did not store
     reasons = reasons_not_to_judge(sweep, run.config, run.summary) if sweep else []
     return {
         "not_judged": reasons,

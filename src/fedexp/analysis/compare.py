@@ -27,7 +27,7 @@ def compare_runs(one: Path, other: Path) -> tuple[list[str], list[str]]:
     hashes = [str(load_npz(run.directory / files.PARTITION)["hash"]) for run in runs]
     if hashes[0] != hashes[1]:
         results.insert(0, f"{files.PARTITION}: the clients have different examples")
-    mine, theirs = map(facts_of, runs)
+    mine, theirs = facts_of(*runs), facts_of(*reversed(runs))
     facts = []
     for key in sorted(mine.keys() | theirs.keys()):
         before, after = (str(side.get(key, "(absent)")) for side in (mine, theirs))
@@ -36,10 +36,20 @@ def compare_runs(one: Path, other: Path) -> tuple[list[str], list[str]]:
     return results, facts
 
 
-def facts_of(run: RunDirectory) -> dict[str, object]:
-    """Return the options that affect results, the versions and the machines, by dotted key."""
-    known = origin.read(run.directory)
-    return {**known["values"], **flatten(known["parts"], "parts"), "status": run.status}
+def facts_of(run: RunDirectory, other: RunDirectory) -> dict[str, object]:
+    """Return the options that affect results, the versions and the machines, by dotted key.
+
+    Lists that the other run lacks, because an earlier version started it, are left out.
+    """
+    known, parts = origin.read(run.directory), []
+    lists = [set(part) for part in origin.read(other.directory)["parts"]]
+    for part in known["parts"]:
+        kept = {
+            k: v for k, v in part.items() if k != "packages" or any(k in each for each in lists)
+        }
+        named = {k: v for k, v in kept.get("packages", {}).items() if k not in part["versions"]}
+        parts.append(kept | ({"packages": named} if named else {}))
+    return {**known["values"], **flatten(parts, "parts"), "status": run.status}
 
 
 def first_difference(

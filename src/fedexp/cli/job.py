@@ -5,7 +5,8 @@ import platform
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from fedexp.training.job import Job, Place
 
 
-def run_job(config: Any) -> None:
+def run_job(config: Any, command: Sequence[str]) -> None:
     """Run one job of a run or sweep.
 
-    Raises JobFailed if the job fails, after the error was printed and recorded.
+    command: the whole command. Raises JobFailed if the job fails, after the error was printed and
+    recorded.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -49,7 +51,7 @@ def run_job(config: Any) -> None:
     log_to_console()
     hydra_config = HydraConfig.get()
     try:
-        job = read_job(config, hydra_config)
+        job = replace(read_job(config, hydra_config), command=command)
     except ConfigError as error:
         remove_output(Path(to_plain(hydra_config.runtime)["output_dir"]), hydra_config)
         raise JobFailed(str(error), say(str(error))) from error

@@ -111,18 +111,18 @@ def run_hydra(arguments: Sequence[str]) -> int:
     if not working_directory():
         raise ConfigError("the working directory has been removed; change to an existing directory")
     register()
-    codes = [0]
+    codes, command = [0], ["fedexp", *arguments]
 
     def job(config: Any) -> None:
         try:
-            run_job(config)
+            run_job(config, command)  # launchers send it to their processes
         except JobFailed as failure:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise  # to the sweeper
             codes.append(failure.code)
 
     application = hydra.main(str(conf_directory()), "config", **DEFAULTS)(job)
-    before, sys.argv = sys.argv, ["fedexp", *arguments]
+    before, sys.argv = sys.argv, command
     try:
         # Hydra then raises instead of printing and exiting
         with env_override({"HYDRA_FULL_ERROR": "1"}):

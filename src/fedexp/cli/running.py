@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.runs import Run
 from fedexp.cli.job import make_job, record_failure
@@ -62,10 +62,12 @@ def run(
     if overwrite and any(key_of(text) == "resume" for text in given):
         raise ConfigError("overwrite=True: starts a new run, but resume= continues a run; use one")
     own = None if config_dir is None else Path(config_dir)
+    command = ["fedexp.run", *([] if own is None else ["--config-dir", str(own)]), *given]
     log_to_console()
     with composed(given, own) as config:
         path = Path(config.hydra.run.dir).absolute()
-        job = make_job(without_hydra(config), config.hydra, path, sweep=None, overwrite=overwrite)
+        options: dict[str, Any] = {"sweep": None, "overwrite": overwrite, "command": command}
+        job = make_job(without_hydra(config), config.hydra, path, **options)
         train(job)
     return Run(job.directory, own)
 

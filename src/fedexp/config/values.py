@@ -298,11 +298,17 @@ def find_class(name: str, key: str) -> type:
 
 def is_trusted(name: str) -> bool:
     """Return whether a class may be instantiated, which runs code of its package."""
-    package = name.partition(".")[0]
-    if package == "fedexp" or package.startswith("fedexp_"):
+    if is_of_fedexp(name):
         return True
+    package = name.partition(".")[0]
     files = (path for own in user_folders() for path in sorted(own.rglob("*.yaml")))
     return any(package == named.partition(".")[0] for path in files for named in targets_in(path))
+
+
+def is_of_fedexp(name: str) -> bool:
+    """Return whether a module or class belongs to fedexp or its neighbours `fedexp_*`."""
+    package = name.partition(".")[0]
+    return package == "fedexp" or package.startswith("fedexp_")
 
 
 def user_folders() -> list[Path]:

@@ -6,6 +6,7 @@ hatch_build.py reads this file while a package is built, so it imports only the 
 import functools
 import hashlib
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -48,6 +49,17 @@ def commit() -> str | None:
     """
     written = PACKAGE / COMMIT
     return commit_of(ROOT) or (written.read_text().strip() if written.is_file() else None)
+
+
+@functools.cache
+def packages() -> dict[str, str]:
+    """Return the versions of all installed packages, by name. Their order is alphabetical."""
+    found: dict[str, str] = {}
+    for each in metadata.distributions():  # the first of a name is the one that is imported
+        name = each.metadata["Name"]
+        if name:
+            found.setdefault(name.lower().replace("_", "-"), each.version)
+    return dict(sorted(found.items()))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/clients",
 )
 CLASSES = "classes.csv"  # number and name of each class
+SOURCES = "source"  # copies of the user's own files
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 # tables that analyses write, which are callbacks
 ANALYSES = ("weight_divergence.csv", "gradient_diversity.csv", "local_epochs.csv", "cka.csv")
@@ -43,6 +44,7 @@ WRITTEN = (
     ),
     *(SUMMARY, ERROR, PARTITION, CLASSES, "partition_task*.npz", "partition_from_round*.npz"),
     *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
+    *(SOURCES, f"{SOURCES}_from_round[0-9]*"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_[0-9]*.pt"),
     "tensorboard/events.out.tfevents.*",
     # analyses of the models of a finished run

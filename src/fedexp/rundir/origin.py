@@ -6,10 +6,14 @@
                             resumed, and is null if the run was started by a version without it
  "directory": "...",        the working directory that relative paths refer to
  "shape": [32, 32, 3],      of the stored inputs
+ "parameters": {"all": 74, "trained": 10},    numbers of the initial model
  "sweep": "...",            the sweep that started the run; null for a single run
+ "commands": [{"first_round": 0, "argv": ["fedexp", ...], "directory": "...",
+               "PYTHONPATH": ...}],         another one if the run was resumed with another one
  "parts": [{"first_round": 0, "versions": {...}, "commit": ..., "source": <hash of the code>,
-            "hardware": {...}, "data": {"arrays": <checksum>, ...}}],   another part if a resumed
-                            run differs
+            "hardware": {...}, "packages": {...}, "data": {"arrays": <checksum>, ...},
+            "own_files": {<name>: <hash>}}],   another part if a resumed run differs; see
+                            `fedexp.training.own_files`
  "values": {...}}           see `fedexp.rundir.identity.essential`
 """
 
@@ -25,6 +29,8 @@ from fedexp.rundir.identity import digest
 
 NAME, FORMAT = "origin.json", 2
 KEYS = ("identity", "directory", "shape", "parts", "values")
+OPTIONAL = ("started", "sweep", "parameters", "commands")  # runs of earlier versions lack some
+INVENTORY = ("packages", "own_files")  # keys of a part that are only in origin.json
 # Keys that name files. They may name another place when a run is resumed, since the content of the
 # files is compared.
 PATH = re.compile(r".*\.(root|path|weights)")
@@ -39,7 +45,7 @@ def read(directory: Path) -> dict[str, Any]:
     with storage.reading(path):
         if found["format"] != FORMAT:
             raise ValueError(f"has format {found['format']}, not {FORMAT}")
-        optional = {key: found.get(key) for key in ("started", "sweep")}
+        optional = {key: found.get(key) for key in OPTIONAL}
         return {key: found[key] for key in KEYS} | optional
 
 
@@ -50,33 +56,56 @@ def write(
     part: Mapping[str, Any],
     before: Mapping[str, Any] | None,
     sweep: str | None = None,
+    parameters: Mapping[str, int] | None = None,
+    command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write origin.json, or update it for a resumed run, and return its content.
 
     values: the result of `essential`. part: the entry of "parts" for the next rounds. before: the
     content until now; None if the run has no completed rounds, so that no earlier part counts.
-    sweep: the name of the sweep that starts the run.
+    sweep: the name of the sweep that starts the run. parameters: numbers of the initial model.
+    command: how this process was started.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     begun: dict[str, Any] = {"started": started, "directory": str(Path.cwd()), "sweep": sweep}
-    begun["parts"] = []
     if before is not None:
         begun = dict(before)
-    parts = [each for each in begun["parts"] if each["first_round"] < part["first_round"]]
-    if not parts or parts[-1] | {"first_round": part["first_round"]} != part:
-        parts.append(dict(part))
+    first = part["first_round"]
+    given = [] if command is None else [{"first_round": first, **command}]
     content = {
         "format": FORMAT,
         "identity": digest(values),
         "started": begun["started"],
         "directory": begun["directory"],
         "shape": list(shape),
+        "parameters": begun.get("parameters") or parameters,
         "sweep": begun["sweep"],
-        "parts": parts,
+        "commands": continued(begun.get("commands"), given),
+        "parts": continued(begun.get("parts"), [dict(part)]),
         "values": dict(values),
     }
     storage.write_json(directory / NAME, content)
     return content
+
+
+def continued(
+    before: Sequence[Mapping[str, Any]] | None, new: Sequence[dict[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return a list whose items begin in a round, with another one if it differs from the last.
+
+    Items whose rounds are computed again are left out.
+    """
+    found = list(before or ())
+    for each in new:
+        found = [item for item in found if item["first_round"] < each["first_round"]]
+        if not found or {**found[-1], "first_round": each["first_round"]} != each:
+            found.append(each)
+    return found
+
+
+def in_short(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part as summary.json has it, without the lists of packages and own files."""
+    return {key: value for key, value in part.items() if key not in INVENTORY}
 
 
 def differences(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:

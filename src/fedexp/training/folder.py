@@ -8,6 +8,7 @@ run that was started with 300 rounds, because no algorithm depends on the number
 import csv
 import io
 import logging
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from fedexp.config.composition import path_override
 from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.provenance import source
+from fedexp.core.provenance import packages, source
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT, Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
@@ -33,6 +34,7 @@ from fedexp.rundir.identity import essential
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
+from fedexp.training import own_files
 from fedexp.training.callbacks import is_finished, stays_stopped, stop_reason
 from fedexp.training.division import load_checksum
 from fedexp.training.job import Job
@@ -282,11 +284,32 @@ class RunFolder:
     def _write_origin(self, simulation: Simulation) -> None:
         """Write what the next rounds are computed with to origin.json."""
         first = 0 if self.saved is None else self.saved.state["round"] + 1
-        made_with = environment(simulation.hardware) | {"source": source()}
-        part = {"first_round": first, **made_with, "data": dict(self.checksums)}
-        shape = simulation.runtime.data.x_train.shape[1:]
         before = None if self.saved is None else self.origin
-        self.origin = origin.write(self.directory, self.values, shape, part, before, self.sweep)
+        part = {
+            "first_round": first,
+            **environment(simulation.hardware),
+            "source": source(),
+            "packages": packages(),
+            "data": dict(self.checksums),
+            **own_files.keep(self.built, self.directory, first, before),
+        }
+        module = simulation.runtime.net.module
+        sizes = {"all": sum(each.numel() for each in module.parameters())}
+        sizes["trained"] = sum(each.numel() for each in simulation.initial.values())
+        self.origin = origin.write(
+            self.directory,
+            self.values,
+            simulation.runtime.data.x_train.shape[1:],
+            part,
+            before,
+            self.sweep,
+            sizes,
+            {
+                "argv": list(self.job.command),
+                "directory": str(Path.cwd()),
+                "PYTHONPATH": os.environ.get("PYTHONPATH"),
+            },
+        )
 
     def _write_options(self) -> None:
         """Write the overrides and the configuration of the run.

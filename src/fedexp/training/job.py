@@ -29,6 +29,7 @@ class Job:
     overwrite: bool = False  # whether to replace a run in the directory
     place: Place = field(default_factory=Place)
     in_search: bool = False  # whether the job is a trial of a search
+    command: Sequence[str] = ()  # the whole command, or the arguments of `fedexp.run`
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError, RunFailed
 from fedexp.engine.network import default_torch
 from fedexp.figures import interim_pictures
-from fedexp.rundir import files
+from fedexp.rundir import files, origin
 from fedexp.rundir.checkpoint import choose_place
 from fedexp.rundir.identity import digest, group_name, setting
 from fedexp.rundir.reader import RunDirectory
@@ -263,7 +263,7 @@ def summarise(
     """Return the contents of summary.json. added: what the callbacks add to it."""
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
     identity: dict[str, Any] = {name: folder.job.choices[name] for name in groups}
-    built, parts = folder.built, folder.origin["parts"]
+    built, parts = folder.built, list(map(origin.in_short, folder.origin["parts"]))
     identity |= {"seed": built.settings.seed, "seeds": vars(built.seeds)}
     return {
         "status": state.status,
