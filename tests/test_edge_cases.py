@@ -140,9 +140,8 @@ def test_run_completes_with_one_class_per_client_and_missing_classes(name, tmp_p
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
-    state = record(
-        ROWS[name].simulation(sizes=(1,) * clients, participation=1.0), tmp_path, resume=False
-    )
+    settings = {"sizes": (1,) * clients, "participation": 1.0, "dataset": None}
+    state = record(ROWS[name].simulation(**settings), tmp_path, resume=False)
     assert state.status == "completed"
     counts = state.record.counts
     assert ((counts > 0).sum(1) == 1).all()
