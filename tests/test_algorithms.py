@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
@@ -54,7 +56,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.base import Engine, ScheduledData
 from fedexp.models import Output
 from fedexp.rundir import files
-from fedexp.testing import assert_engines_agree, assert_equal, record
+from fedexp.testing import assert_engines_agree, assert_equal, record, train
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
@@ -439,6 +441,42 @@ def after_one_round(name: str) -> tuple[Simulation, State]:
 @rows()
 def test_vectorised_engine_equals_sequential_engine(row):
     assert_engines_agree(*after_one_round(row.name), PAIR)
+
+
+# methods and functions that need values of a tensor
+WAITING = (
+    *("__array__", "__bool__", "__contains__", "__float__", "__index__", "__int__", "cpu", "item"),
+    *("allclose", "argwhere", "equal", "is_nonzero", "masked_select", "nonzero", "numpy"),
+    *("tolist", "unique"),
+)
+
+
+class NoWaiting(TorchFunctionMode):
+    """Rejects calls that would wait for a GPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        keys = tree_leaves(args[1:]) if name == "__getitem__" else ()
+        by_mask = any(getattr(key, "dtype", None) == torch.bool for key in keys)
+        waits = name in WAITING or by_mask
+        assert not waits, f"{name} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+def test_waiting_calls_are_found():
+    x = torch.arange(3)
+    for wait in (torch.Tensor.item, bool, float, lambda one: one.cpu(), lambda one: x[x == one]):
+        with NoWaiting(), pytest.raises(AssertionError, match="waits for the device"):
+            wait(torch.ones(()))
+
+
+@rows()
+def test_training_never_waits_for_the_device(row):
+    """The CPU of the vectorised engine launches the work of all clients ahead of the device."""
+    simulation, state = after_one_round(row.name)
+    cohort = assemble(simulation, state, 2)
+    with NoWaiting():
+        train(ENGINES["vectorised"], simulation, state, cohort, evaluate_local=True)
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN)

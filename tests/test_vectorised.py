@@ -249,9 +249,6 @@ def test_stacked_models_are_evaluated_like_single_models():
     assert len(set(correct.sum(1).tolist())) > 5
 
 
-# --- nothing waits for the device
-
-
 # --- recorded steps
 
 
