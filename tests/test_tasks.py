@@ -151,7 +151,7 @@ def test_surrogate_set_excludes_test_examples():
     assert not list(surrogate_problems(build(composed(alone))))
     joined = "+surrogate.options.train_splits=[train,test]"
     for other, why in (
-        ("test_per_client=0.25", "test_per_client holds out"),
+        ("test_per_client=0.25", "the clients hold out the test set"),
         (joined, "it is read"),
     ):
         (problem,) = surrogate_problems(build(composed(alone, other)))

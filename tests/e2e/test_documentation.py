@@ -125,6 +125,9 @@ NOT_EXECUTED = {
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
     ),
     "fedexp dataset=torchvision .*": "a download",
+    "fedexp dataset=pfllib .*|fedexp .*partition.path=clients.json.*": (
+        "needs files of other programs; tests/test_coming_from.py writes and uses small ones"
+    ),
     "(torchrun|srun) .* fedexp .*": "several machines; tests/e2e/test_processes.py uses torchrun",
     "fedexp hardware=gpu .*": "needs a GPU",
     "fedexp hardware.engine=workers .*": "other processes; tests/e2e/test_processes.py uses ranks",

@@ -69,6 +69,11 @@ class Built:
         return evaluation_views(settings.test_views, settings.evaluate_on, self.has_validation)
 
     @property
+    def holds_out_test(self) -> bool:
+        """Return whether the test set consists of training examples that clients hold out."""
+        return self.settings.test_per_client > 0 or self.partition.gives_test
+
+    @property
     def has_validation(self) -> bool:
         """Return whether the run has a validation set."""
         return self.validation.fraction > 0 or bool(

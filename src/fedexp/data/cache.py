@@ -19,7 +19,8 @@ from fedexp.core.storage import crc_of, replacing
 from fedexp.data.mapped import CRC_BYTES, ImageFile
 
 log = logging.getLogger("fedexp")
-# Arrays of a data set: x_train, y_train, x_test, y_test, classes and, with natural clients, owners.
+# Arrays of a data set: x_train, y_train, x_test, y_test, classes and, with natural clients, owners,
+# and test_owners if they have test examples of their own.
 # Images that do not fit into memory are a fedexp.data.mapped.Chosen, all others numpy arrays.
 Arrays = dict[str, Any]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]

@@ -117,8 +117,8 @@ class Dataset(DataSource):
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        Shapes and types are those of the fields of ImageData. The arrays `owners` and `validation`
-        are optional.
+        Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`
+        and `validation` are optional.
         """
 
     def load(self) -> ImageData:
@@ -139,6 +139,7 @@ class Dataset(DataSource):
             max_value=self.max_value,
             crop=self.crop,
             owners=arrays.get("owners"),
+            test_owners=arrays.get("test_owners"),
             validation=None if held is None else torch.from_numpy(held),
         )
 
@@ -320,12 +321,25 @@ class TorchvisionDataset(Published, JoinsSplits):
         return make_arrays(found[0], found[1], names)
 
 
-class AnyTorchvision(Dataset):
+class AnyChannels(Dataset):
+    """Base class of data sets whose images decide the number of channels.
+
+    A single mean and standard deviation are those of all channels.
+    """
+
+    def load(self) -> ImageData:
+        arrays = self.read()
+        many = arrays["x_train"].shape[3]
+        mean, std = (each * many if len(each) == 1 else each for each in (self.mean, self.std))
+        return replace(self, mean=mean, std=std).checked(arrays)
+
+
+class AnyTorchvision(AnyChannels):
     """Any data set of torchvision whose examples are an image and an integer label.
 
     `name` is the name of its class in torchvision.datasets. Classes are the labels of the training
-    examples, and the images have as many channels as in the data set. A single mean and standard
-    deviation are those of all channels. Raises ConfigError for what cannot be read in this way.
+    examples, and the images have as many channels as in the data set. Raises ConfigError for what
+    cannot be read in this way.
     """
 
     # arguments of the constructor for each set; None: train=True and train=False or, for a class
@@ -333,12 +347,6 @@ class AnyTorchvision(Dataset):
     train: dict[str, Any] | None
     test: dict[str, Any] | None
     size: Side | None  # images are resized to size x size pixels; None: they have the same size
-
-    def load(self) -> ImageData:
-        arrays = self.read()
-        many = arrays["x_train"].shape[3]
-        mean, std = (each * many if len(each) == 1 else each for each in (self.mean, self.std))
-        return replace(self, mean=mean, std=std).checked(arrays)
 
     def read(self) -> Arrays:
         train, test = self.open("train"), self.open("test")

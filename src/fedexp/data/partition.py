@@ -72,9 +72,7 @@ class Partitioner(Checked, prefix="partition."):
                 " indices, and a dict of information to record, which may be empty"
             )
         parts = check_parts(given[0], len(labels), num_clients, self.source)
-        test = [NO_EXAMPLES] * num_clients
-        if test_fraction:
-            parts, test = hold_out_test(parts, test_fraction, rng)
+        parts, test = self.hold_out(parts, test_fraction, rng)
         try:
             noted = json.loads(json.dumps(dict(given[1]), default=lambda value: value.tolist()))
         except (TypeError, ValueError, AttributeError) as error:
@@ -83,6 +81,22 @@ class Partitioner(Checked, prefix="partition."):
             ) from error
         info = {"scheme": type(self).__name__} | asdict(self) | noted
         return Dealt(list(map(np.sort, parts)), test, info)
+
+    @property
+    def gives_test(self) -> bool:
+        """Return whether the partition itself gives clients test examples."""
+        return False
+
+    def hold_out(
+        self, parts: list[np.ndarray], fraction: float, rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the training examples and the test examples of each client.
+
+        parts: each client's examples. fraction: the fraction to hold out; 0: none.
+        """
+        if not fraction:
+            return parts, [NO_EXAMPLES] * len(parts)
+        return hold_out_test(parts, fraction, rng)
 
     @property
     def source(self) -> str:

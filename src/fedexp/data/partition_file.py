@@ -1,5 +1,6 @@
 """Read a partition from a file: a file made by the user, or the partition.npz of an earlier run."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,8 @@ class File(Partitioner):
     """Read each client's example indices from the file `path`.
 
     - .npz: arrays named "0", ..., "K-1" for K clients, or the arrays that `Partition.save` writes
-    - .json: `{"0": [indices], ...}` or a list of lists
+    - .json: `{"0": [indices], ...}` or a list of lists. In place of its list, each client may have
+      `{"train": [indices], "test": [indices]}`; the latter then form the test set.
 
     Training examples are numbered from 0. Examples that are missing in the file are not used.
     """
@@ -36,7 +38,52 @@ class File(Partitioner):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> Assigned:
-        return read_clients(Path(str(self.path))), {}
+        if self.tests is None:
+            return self.clients, {}
+        return [each["train"] + each["test"] for each in self.clients], {}
+
+    @cached_property
+    def clients(self) -> list[Any]:
+        """The examples of each client as they are in the file."""
+        return read_clients(Path(str(self.path)))
+
+    @cached_property
+    def tests(self) -> list[Any] | None:
+        """The test examples of each client, or None if the file has only training examples."""
+        given = [each for each in self.clients if isinstance(each, dict)]
+        if not given:
+            return None
+        fits = [each.keys() == {"train", "test"} for each in given]
+        lists = [isinstance(value, list) for each in given for value in each.values()]
+        if len(given) < len(self.clients) or not all(fits + lists):
+            raise ConfigError(
+                f"{self.path}: if a client has a JSON object, all clients must have one, with the"
+                " keys train and test and a list of example indices for each"
+            )
+        return [each["test"] for each in given]
+
+    @property
+    def gives_test(self) -> bool:
+        return Path(str(self.path)).is_file() and self.tests is not None
+
+    def hold_out(
+        self, parts: list[np.ndarray], fraction: float, rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        if self.tests is None:
+            return super().hold_out(parts, fraction, rng)
+        if fraction:
+            raise ConfigError(
+                f"test_per_client={fraction:g}: {self.path} already gives the clients test"
+                " examples; set test_per_client=0"
+            )
+        test = [np.asarray(each, np.int64) for each in self.tests]
+        kept = [np.setdiff1d(part, own) for part, own in zip(parts, test, strict=True)]
+        for client, part in enumerate(kept):
+            if not len(part):
+                raise ConfigError(f"{self.path}: client {client} has no training examples")
+        if not any(map(len, test)):
+            raise ConfigError(f"{self.path}: no client has test examples")
+        return kept, test
 
     @property
     def source(self) -> str:

@@ -64,6 +64,8 @@ class Data(ABC):
     owners: np.ndarray | None = None
     """int64 [N]: the natural client (LEAF) that each training example comes from, numbered from 0;
     None: the data set has no natural clients."""
+    test_owners: np.ndarray | None = None
+    """int64 [M]: the natural client that has each test example, numbered as `owners`."""
     test_tasks: torch.Tensor | None = None
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
     test_clients: torch.Tensor | None = None

@@ -200,8 +200,8 @@ def surrogate_problems(built: Built) -> Iterator[str]:
     why = ""
     if isinstance(scenario, MultiTask) and scenario.split is not None:
         why = f"scenario={scenario.name} splits this data set again (scenario.split=null does not)"
-    elif built.settings.test_per_client:
-        why = "test_per_client holds out the test set from the training data"
+    elif built.holds_out_test:
+        why = "the clients hold out the test set from the training data"
     elif shared_split(surrogate):
         why = f"it is read with {shared_split(surrogate)}"
     if why:
@@ -267,7 +267,7 @@ def test_problems(built: Built) -> Iterator[str]:
     settings, scenario = built.settings, built.scenario
     # A scenario with a split pools both parts, so an example of both would be in it twice.
     pooled = isinstance(scenario, MultiTask) and scenario.split is not None
-    tested = built.views[0] in TEST_VIEWS and not settings.test_per_client
+    tested = built.views[0] in TEST_VIEWS and not built.holds_out_test
     every = (built.dataset, *domains_of(scenario))
     if pooled and any(one == other for one, other in combinations(every, 2)):
         yield (
@@ -295,14 +295,14 @@ def test_problems(built: Built) -> Iterator[str]:
 
 def own_test_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     """Yield a message for each reason why the clients have no test examples of their own."""
-    settings, validation, scenario = built.settings, built.validation, built.scenario
+    validation, scenario = built.validation, built.scenario
     if not metrics.needs_own:
         return
     given = "evaluate=own"
     if scenario.name != "none":
         yield f"{given}: can only be used with scenario=none"
     natural = built.dataset.tests_clients and isinstance(built.partition, Natural)
-    if {*built.views} & {*TEST_VIEWS} and not (settings.test_per_client or natural):
+    if {*built.views} & {*TEST_VIEWS} and not (built.holds_out_test or natural):
         yield (
             f"{given}: the test set of dataset={built.dataset.name} is not divided among the"
             " clients; set test_per_client=0.25, which holds out a quarter of each client's"

@@ -14,7 +14,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
-from fedexp.data.partition import NO_EXAMPLES
+from fedexp.data.partition import NO_EXAMPLES, Natural
 from fedexp.data.partitioned import Partition
 from fedexp.data.surrogate import Shards
 from fedexp.data.tasks import Scenario, TaskSequence
@@ -66,9 +66,11 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
     clients = parts[0].partition.clients
     parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
     parts += scheduled_changes(built, data, tasks[0], parts[0])
-    if built.settings.test_per_client:
+    if built.holds_out_test:
         test = parts[0].partition.test
         data = data.with_test_from_training(*map(torch.from_numpy, (test, clients[test])))
+    elif isinstance(built.partition, Natural) and built.scenario.name == "none":
+        data = with_natural_tests(data, parts[0].partition.parts)
     data = add_validation_set(data, held_out, origin)
     if built.validation.per_client and data.validation is not None:
         own = torch.from_numpy(clients)[data.validation]
@@ -86,6 +88,19 @@ def load_checksum(built: Built) -> str:
     sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     rng = generator_for(seed, "surrogate split")
     return built.surrogate.attach(sequence.data, sequence.tasks, rng)[0].checksum
+
+
+def with_natural_tests(data: Data, parts: Sequence[np.ndarray]) -> Data:
+    """Return the data with the client of each test example, if natural clients have them.
+
+    parts: each client's training examples, all of one natural client.
+    """
+    if data.owners is None or data.test_owners is None:
+        return data
+    clients = np.full(max(data.owners.max(), data.test_owners.max()) + 1, -1)
+    for client, part in enumerate(parts):
+        clients[data.owners[part[0]]] = client
+    return replace(data, test_clients=torch.from_numpy(clients[data.test_owners]))
 
 
 def require_classes(data: Data) -> None:
