@@ -15,6 +15,7 @@ NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
 IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     | {"±": r"$\pm$", SOME_DIVERGED: r"$^\dagger$"}
 )
 
@@ -94,9 +95,38 @@ def latex(part: Section) -> str:
     return f"{notes}{text}"
 
 
+def latex_appendix(title: str, lines: Sequence[str], parts: Sequence[Section]) -> str:
+    """Format sections as an appendix for LaTeX, with tables that may break over pages.
+
+    All columns of a table have the same width. lines: paragraphs below the title.
+    """
+    head = f"% needs \\usepackage{{array,booktabs,longtable}}\n\\section{{{latex_text(title)}}}\n"
+    texts = [head, *(f"{latex_text(line)}\n" for line in lines if line)]
+    for part in parts:
+        columns = part.table.shape[1]
+        shown = part.table.rename_axis(index=None, columns=latex_text(part.corner))
+        style = shown.style.format(latex_text)
+        for axis in (0, 1):
+            style = style.format_index(latex_text, axis=axis)
+        width = 0.9 / (columns + 1)
+        form = f">{{\\raggedright\\arraybackslash}}p{{{width:.2f}\\linewidth}}"
+        body = style.to_latex(
+            hrules=True, environment="longtable", column_format=form * (columns + 1)
+        )
+        about = f"{latex_text(part.about)}\n" if part.about else ""
+        texts.append(f"\\subsection{{{latex_text(part.title)}}}\n{about}{body}")
+    return "\n".join(texts)
+
+
 def latex_text(value: object) -> str:
-    """Return text for LaTeX with its special characters escaped, and bold letters as a command."""
-    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", str(value).translate(IN_LATEX))
+    """Return text for LaTeX with its special characters escaped.
+
+    Bold text and code in Markdown become commands.
+    """
+    escaped = re.sub("-(?=-)", "-{}", str(value).translate(IN_LATEX))  # -- would be a dash
+    words = re.sub(r"`([^`]+)`", r"\\texttt{\1}", escaped)
+    words = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", words)
+    return re.sub(r"^(?=[\[*])", "{}", words)  # else an argument of the end of the row before
 
 
 def heading(column: str) -> str:

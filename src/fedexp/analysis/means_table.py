@@ -36,6 +36,7 @@ class Layout:
     transpose: bool = False
     baseline: str = ""  # the method that all others are compared with
     latex: bool = False  # whether to write the tables for LaTeX, too
+    appendix: bool = False  # whether to write a description of the runs for an appendix
 
 
 def make_table(table: pd.DataFrame, layout: Layout) -> Section:
@@ -212,5 +213,10 @@ def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     add("--transpose", action="store_true", help="exchange rows and columns")
     latex = "also write the tables for LaTeX, to table.tex, which later reports keep up to date"
     add("--latex", action="store_true", help=latex)
+    appendix = (
+        "also describe data, model, settings, seeds, time and software for an appendix, in"
+        " appendix.md and appendix.tex, which later reports keep up to date"
+    )
+    add("--appendix", action="store_true", help=appendix)
     baseline = "method that all others are compared with (default: FedAvg, else the first)"
     add("--baseline", default="", metavar="NAME", help=baseline)

@@ -3,12 +3,14 @@
 import argparse
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.utils import get_method
 
 from fedexp.analysis import layout
+from fedexp.analysis.appendix import describe_sweep
 from fedexp.analysis.frame import (
     describe_earlier,
     describe_left_out,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 DIFFERENCES, TASKS, LATEX = "differences.csv", "task_means.csv", "table.tex"
+APPENDIX = ("appendix.md", "appendix.tex")
 
 
 def write_sweep_reports(options: argparse.Namespace) -> int:
@@ -80,7 +83,8 @@ def write_report(
     jobs = own_jobs(directory)
     asked = Layout()
     if flags is not None:
-        asked = Layout(flags.metrics, flags.sort, flags.transpose, flags.baseline, flags.latex)
+        names = [field.name for field in fields(Layout)]
+        asked = Layout(**{name: getattr(flags, name) for name in names})
     paths = write_tables(directory, jobs, asked)
     if not paths:
         return []
@@ -181,4 +185,9 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
         contents[TASKS] = layout.csv(of_tasks)
     if asked.latex or (directory / LATEX).exists():
         contents[LATEX] = "\n".join(map(layout.latex, [*shown, *targets]))
+    if asked.appendix or any((directory / name).exists() for name in APPENDIX):
+        described = describe_sweep(every)
+        tex = layout.latex_appendix(directory.absolute().name, lines, described)
+        written = f"{head}\n{layout.all_markdown(described, level=2)}", tex
+        contents |= dict(zip(APPENDIX, written, strict=True))
     return storage.write_texts(directory, contents)

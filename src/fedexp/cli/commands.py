@@ -106,7 +106,7 @@ def check_layout(options: Namespace) -> None:
     reasons = [f"{path} is a run" for path in options.directories if (path / files.CONFIG).exists()]
     if options.out is not None:
         reasons = ["--out writes one row per run"]
-    for flag in ("sort", "transpose", "baseline", "latex") if reasons else ():
+    for flag in ("sort", "transpose", "baseline", "latex", "appendix") if reasons else ():
         if getattr(options, flag):
             raise ConfigError(f"--{flag}: is for the table of a sweep, but {reasons[0]}")
 
