@@ -5,6 +5,7 @@ import io
 import logging
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -30,58 +31,56 @@ def terminal(monkeypatch):
     assert sys.stdout is before
 
 
-def test_closed_terminal_is_noted_once(monkeypatch, terminal):
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", Broken())
-        with console.safe_streams():
-            print("lost", flush=True)
-            print("lost too", flush=True)
-        assert (
-            console.problem
-            == "the console cannot be written to (Input/output error); the run continues"
-        )
-
-
-def test_unencodable_letters_are_escaped(monkeypatch, terminal):
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="latin-1")
-    with monkeypatch.context() as patched:
+@contextmanager
+def printing_to(stream):
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "stdout", stream)
         with console.safe_streams():
-            print("é 数据", flush=True)
+            yield
+
+
+def test_closed_terminal_is_noted_once(terminal):
+    with printing_to(Broken()):
+        print("lost", flush=True)
+        print("lost too", flush=True)
+    assert (
+        console.problem
+        == "the console cannot be written to (Input/output error); the run continues"
+    )
+
+
+def test_unencodable_letters_are_escaped(terminal):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    with printing_to(stream):
+        print("é 数据", flush=True)
     assert raw.getvalue() == b"\xe9 \\u6570\\u636e\n"
     assert console.problem is None
 
 
-def test_stream_that_the_program_has_closed_is_ignored(monkeypatch, terminal):
+def test_stream_that_the_program_has_closed_is_ignored(terminal):
     stream = io.TextIOWrapper(io.BytesIO())
     stream.close()
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with console.safe_streams():
-            print("lost", flush=True)
+    with printing_to(stream):
+        print("lost", flush=True)
 
 
-def test_broken_pipe_is_ignored(monkeypatch, terminal):
+def test_broken_pipe_is_ignored(terminal):
     def leave(*text):
         raise BrokenPipeError
 
     stream = io.StringIO()
     stream.write = leave
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with console.safe_streams():
-            print("unread")
+    with printing_to(stream):
+        print("unread")
     assert console.problem is None
 
 
-def test_missing_stdout_is_ignored(monkeypatch, terminal):
+def test_missing_stdout_is_ignored(terminal):
     """As after `>&-`."""
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", None)
-        with console.safe_streams():
-            print("nowhere", flush=True)
-            assert sys.stdout.write("abc") == 3
+    with printing_to(None):
+        print("nowhere", flush=True)
+        assert sys.stdout.write("abc") == 3
     assert console.problem is None
 
 

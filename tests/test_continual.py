@@ -50,6 +50,7 @@ from toy_federation import (
     one_of_each_kind,
     play,
     stepped,
+    take_step,
     task_start,
 )
 
@@ -405,9 +406,7 @@ def test_server_distillation_equals_a_plain_training_loop():
                 loss = loss - (
                     q * (net(w, inputs[i : i + 1]).logits[0] / 2).softmax(0).log()
                 ).sum() / len(batch)
-            sgd.zero_grad()
-            loss.backward()
-            sgd.step()
+            take_step(sgd, loss)
     assert (flat(w) - flat(server["params"])).abs().max() > 1e-3
     refined = algorithm.refine(LiveNetwork(net), server, trained.messages, about)
     assert_equal(refined["params"], detached(w), atol=1e-12)

@@ -43,6 +43,7 @@ from toy_federation import (
     make_simulation,
     play,
     random,
+    take_step,
     trained_round,
 )
 
@@ -124,9 +125,7 @@ def test_flashback_server_step_equals_autograd():
                 total = 2 * pi + mu[:-1].sum(0)
                 alpha = torch.where(total > 0, counts / total.clamp(min=1e-9), 0.0)
                 loss = loss + (alpha * p * (p.log() - log_q)).sum(-1).mean()
-            sgd.zero_grad()
-            loss.backward()
-            sgd.step()
+            take_step(sgd, loss)
     server = algorithm.aggregate(state.server, messages, about) | {"buffers": {}}
     refined = algorithm.refine(LiveNetwork(net), server, messages, about)
     assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)

@@ -42,6 +42,7 @@ from toy_federation import (
     leaves,
     make_simulation,
     play,
+    take_step,
 )
 
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -91,9 +92,7 @@ def test_one_client_equals_torch_sgd(engine, augment):
             else:
                 x = ((data.x_train[index].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
             loss = F.cross_entropy(module(x).logits, data.y_train[index])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             losses.append(loss.item())
         state.advance(result)
         trained = detached(dict(module.named_parameters()))
@@ -142,9 +141,7 @@ def test_one_client_equals_torch_adam():
                 w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay
             )
             for batch in ScheduledData(runtime, schedule).batches():
-                optimizer.zero_grad()
-                F.cross_entropy(runtime.net(w, batch.x).logits, batch.y).backward()
-                optimizer.step()
+                take_step(optimizer, F.cross_entropy(runtime.net(w, batch.x).logits, batch.y))
             state.advance(play_round(simulation, state))
             assert_equal(state.server["params"], detached(w), atol=1e-12)
 
@@ -209,9 +206,7 @@ def train_in_plain_torch(simulation, schedule, start):
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
         x = ((data.x_train[index[:length]].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
         loss = F.cross_entropy(module(x).logits, data.y_train[index[:length]])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
     return module.state_dict()
 
 

@@ -23,6 +23,7 @@ from toy_federation import (
     leaves,
     make_simulation,
     play,
+    take_step,
     trained_round,
 )
 
@@ -120,9 +121,7 @@ def test_server_distils_the_ensemble_and_stores_its_logits():
         for numbers in (order[:4], order[4:]):
             x, _ = public.take(numbers)
             z = torch.stack([net(model, x).logits for model in models]).mean(0)
-            adam.zero_grad()
-            (4 * ensemble_loss(net, w, x, z, 2.0)).backward()
-            adam.step()
+            take_step(adam, 4 * ensemble_loss(net, w, x, z, 2.0))
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
     server = algorithm.refine(LiveNetwork(net), server, trained.messages, about)
     assert_close(flat(server["params"]), flat(w).detach(), 1e-10)

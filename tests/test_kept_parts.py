@@ -28,6 +28,7 @@ from toy_federation import (
     leaves,
     make_simulation,
     play,
+    take_step,
 )
 
 SIZES = (7, 12, 10)
@@ -57,12 +58,6 @@ def mean_of(models, names=None):
         parts = zip(SIZES, models, strict=True)
         found[name] = sum(size * model[name].detach() for size, model in parts) / sum(SIZES)
     return found
-
-
-def take_step(optimizer, loss):
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
 
 
 def test_fedrep_round_equals_released_code():

@@ -1,6 +1,7 @@
 import io
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -54,24 +55,26 @@ def terminal(width: int = 80) -> Console:
     )
 
 
-def in_stream(record: RoundRecord, average: float | None) -> RoundRecord:
-    """Return the same record with `average_accuracy`, which is undefined in round 0 and in rounds
-    that are not evaluated.
-    """
-    return RoundRecord(record.round, dict(record.values) | {"average_accuracy": average})
+def shown_on(console: Console) -> str:
+    """Return the text of a terminal."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", console.file.getvalue())
 
 
-def plain_output(total: int, first: int = 0) -> list[str]:
+def plain_lines(records: Iterable[RoundRecord], total: int, first: int = 0) -> list[str]:
     console = Console(file=io.StringIO(), width=20)  # narrower than a line
     progress = Progress(console)
     progress.start(make_info(total, first))
-    for number in range(first + 1 if first else 0, total + 1):
-        progress.after_round(make_record(number))
+    for record in records:
+        progress.after_round(record)
     lines = console.file.getvalue().splitlines()
     progress.finish(SUMMARY, [], {})
     result = console.file.getvalue().splitlines()[len(lines) :]
     assert result[2].split() == ["status", "completed"]
     return lines
+
+
+def plain_output(total: int, first: int = 0) -> list[str]:
+    return plain_lines(map(make_record, range(first + (first > 0), total + 1)), total, first)
 
 
 def test_plain_line_shows_metrics_and_time():
@@ -127,30 +130,23 @@ def test_time_left_uses_recent_rounds():
 
 
 def test_line_of_a_round_that_was_not_evaluated_has_no_accuracy():
-    console = Console(file=io.StringIO())
-    progress = Progress(console)
-    progress.start(make_info(3))
-    for number, accuracy in ((0, 0.9), (1, 0.8), (2, 0.6), (3, None)):
-        progress.after_round(make_record(number, accuracy))
-    lines = console.file.getvalue().splitlines()
+    lines = plain_lines(map(make_record, range(4), (0.9, 0.8, 0.6, None)), 3)
     assert "best" not in lines[0], "the initial model does not count as a result"
     assert "accuracy -  best 0.8000" in lines[-1]
 
 
 def test_continual_learning_shows_average_accuracy():
-    console = Console(file=io.StringIO())
-    progress = Progress(console)
-    progress.start(make_info(2))
-    for number, average in ((0, None), (1, 0.31934), (2, None)):
-        progress.after_round(in_stream(make_record(number), average))
-    initial, learned, not_evaluated = console.file.getvalue().splitlines()
-    assert initial.startswith("round 0/2  accuracy 0.5000  train loss")
-    assert learned.startswith(
-        "round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss"
-    )
-    assert not_evaluated.startswith(
-        "round 2/2  accuracy 0.5000  average -  forgetting 0.100  train loss"
-    )
+    """It is undefined in round 0 and in rounds that are not evaluated."""
+    values = [
+        dict(make_record(number).values, average_accuracy=average)
+        for number, average in enumerate((None, 0.31934, None))
+    ]
+    lines = plain_lines(map(RoundRecord, range(3), values), 2)
+    assert [line.partition("  train loss")[0] for line in lines] == [
+        "round 0/2  accuracy 0.5000",
+        "round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100",
+        "round 2/2  accuracy 0.5000  average -  forgetting 0.100",
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -164,7 +160,7 @@ def test_live_display_fits_and_shows_the_status(width, status, monkeypatch):
         progress.after_round(make_record(number))
     progress.finish({"status": status}, [], {})
     output = console.file.getvalue()
-    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).replace("\r", "").splitlines()[-3:]
+    frame = shown_on(console).splitlines()[-3:]
     assert frame[0].strip() == "digits_fedntd"
     assert frame[1].startswith("round 113/200 ")
     assert frame[1].rstrip().endswith(f"2 s/round  {status}")
@@ -211,6 +207,15 @@ def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
         "hardware": "device cpu, engine sequential, precision fp32",
     }
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
+
+
+def test_result_on_a_terminal_has_a_dash_for_each_missing_value(tmp_path):
+    console = terminal()
+    result_table({"status": "failed"}, tmp_path, [], console)
+    assert "\x1b[31mfailed" in console.file.getvalue()  # in red
+    rows = dict(re.findall(r"│ (\S.*?) +│ (\S+) ", shown_on(console)))
+    assert rows["status"] == "failed"
+    assert rows["hardware"] == rows["time"] == "-"
 
 
 def test_result_shows_personal_and_task_metrics(tmp_path):

@@ -11,10 +11,11 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.data.held_out import Validation
-from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.forgetting import forgetting_degree
+from fedexp.metrics.forgetting_metric import ForgettingDegree, RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Callbacks, Tracker
-from fedexp.training.evaluation import local_accuracy
+from fedexp.training.evaluation import evaluate, local_accuracy
 from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite, sample
 from fedexp.training.recorder import (
     Recorder,
@@ -39,12 +40,18 @@ def test_seconds_and_speed_of_a_round_equal_hand_calculation():
     assert values["aggregation_seconds"] == 0
 
 
-def test_client_rows_have_examples_and_steps():
+def test_client_rows_have_examples_steps_and_metrics():
     """`examples` counts each example once, although clients train for two epochs."""
-    simulation = make_simulation(participation=1.0)
+    metrics = {"forgetting_metric": ForgettingDegree(xi=1e-6)}
+    simulation = make_simulation(participation=1.0, **metrics)
     state = simulation.initial_state()
+    state.add_tests(0, evaluate(simulation, state.server, {}, 0))
     result = play_round(simulation, state)
+    state.advance(result)
     rows = list(client_rows(simulation, state, result))
+    (local,) = state.record.local_class_accuracy
+    degrees = np.maximum(forgetting_degree(state.record.distributed(1), local), -1).mean(1)
+    assert [row["forgetting_degree"] for row in rows] == pytest.approx(degrees.tolist(), abs=1e-12)
     assert [(row["client"], row["examples"]) for row in rows] == list(enumerate(SIZES))
     assert [row["steps"] for row in rows] == [2, 2, 4, 4, 4]
 

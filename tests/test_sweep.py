@@ -25,7 +25,7 @@ from fedexp.core import interrupts
 from fedexp.core.errors import INTERRUPTED, ConfigError
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import config_folders, write_sweep_name
+from fedexp.rundir.sweeps import config_folders, job_directories, write_sweep_name
 from fedexp.training import summary
 from fedexp.training.summary import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
@@ -218,6 +218,14 @@ def test_config_dir_may_contain_commas_and_brackets(here):
         assert config.algorithm._target_.endswith("FedAvg")
     given = ["--multirun", "--config-dir", str(folder), "algorithm=mine", "preview=true"]
     assert main.main([*given, "tracker=none"]) == 0
+
+
+def test_job_that_has_only_its_overrides_belongs_to_the_sweep(tmp_path):
+    """As of a job that was killed before it wrote its configuration."""
+    for name in ("b/.hydra/overrides.yaml", "a/config.yaml", "c/notes.md", "d/.hydra/hydra.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert [path.name for path in job_directories(tmp_path)] == ["a", "b"]
 
 
 @pytest.mark.slow

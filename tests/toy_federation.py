@@ -344,6 +344,12 @@ def stepped(params: Params, loss: torch.Tensor, lr: float = 0.1) -> Params:
     return leaves({k: v - lr * g for (k, v), g in zip(params.items(), grads, strict=True)})
 
 
+def take_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def detached(params: Params) -> Params:
     return {name: value.detach() for name, value in params.items()}
 
