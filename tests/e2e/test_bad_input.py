@@ -61,6 +61,7 @@ sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 -m alpha=1,2 partition.alpha=1,3 => alpha=1,2 and partition.alpha=1,3: both set alpha; give only one
 min_size=5 partition.min_size=9 => min_size=5 and partition.min_size=9: both set min_size
 -m sweep=cfed_table1 seed=0,1 seed=2 => seed=0,1 and seed=2: both set
+-m seed=2 seed=0,1 => seed=2 and seed=0,1: both set
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
 MORE = """

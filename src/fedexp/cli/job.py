@@ -36,10 +36,13 @@ from fedexp.core.storage import (
 from fedexp.rundir import files
 
 if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+    from omegaconf import DictConfig
+
     from fedexp.training.job import Job, Place
 
 
-def run_job(config: Any, command: Sequence[str]) -> None:
+def run_job(config: "DictConfig", command: Sequence[str]) -> None:
     """Run one job of a run or sweep.
 
     command: the whole command. Raises JobFailed if the job fails, after the error was printed and
@@ -81,7 +84,7 @@ def first_line(error: Exception) -> str:
     return reason_of(error) if is_expected else describe(error)
 
 
-def read_job(config: Any, hydra_config: Any) -> "Job":
+def read_job(config: "DictConfig", hydra_config: "HydraConf") -> "Job":
     """Return the job that Hydra starts, and change to the command's working directory."""
     from hydra.types import RunMode
 
@@ -124,7 +127,9 @@ def read_place(launcher: Mapping[str, Any], number: int) -> "Place":
             return Place(alone=False)
 
 
-def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
+def make_job(
+    config: "DictConfig", hydra_config: "HydraConf", directory: Path, **options: Any
+) -> "Job":
     """Return the job for a composed configuration. options: further fields of `Job`."""
     from fedexp.cli.resumed import resumed_job
     from fedexp.training.job import Job
@@ -196,7 +201,7 @@ def resume_command(job: "Job") -> str:
 # --- failures
 
 
-def report_failure(error: Exception, job: "Job", hydra_config: Any) -> int:
+def report_failure(error: Exception, job: "Job", hydra_config: "HydraConf") -> int:
     """Record why a job failed, print one message, and return the exit code."""
     from fedexp.rundir.lock import Occupied
 
@@ -223,7 +228,7 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any) -> int:
     return FAILED
 
 
-def remove_output(directory: Path, hydra_config: Any) -> None:
+def remove_output(directory: Path, hydra_config: "HydraConf") -> None:
     """Remove the empty directory and log file that Hydra creates before a job begins."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
