@@ -90,7 +90,7 @@ def engine_command(
     return fedexp(*settings)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     def words(text: str) -> list[str]:
         return [word for word in text.split(",") if word]
 
@@ -124,7 +124,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add("--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round")
     add("--no-results", action="store_true", help="do not change RESULTS.md")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    options = parser.parse_args()
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]
         if not has_bf16():
@@ -147,7 +151,7 @@ def heading(options: argparse.Namespace, data: list[str], what: str) -> str:
 
 
 def main() -> int:
-    options, data = parse(), data_overrides()
+    options, data = parse(make_parser()), data_overrides()
     data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
     with tempfile.TemporaryDirectory(prefix="fedexp-bench-") as scratch:
         work = Path(scratch)

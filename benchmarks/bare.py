@@ -298,7 +298,8 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         if options.global_evaluation or number == options.rounds:
             row["test_accuracy"] = int(trainer.evaluate(weights).sum()) / len(trainer.y_test)
         if options.global_evaluation:
-            row["seconds"] = time.perf_counter() - start
+            end = time.perf_counter() - start
+            row |= {"seconds": end, "evaluation_seconds": end - row["seconds"]}
         rows.append(row)
     if pool is not None:
         pool.close()

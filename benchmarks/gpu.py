@@ -5,7 +5,7 @@
 - algorithms: algorithms compared with FedAvg
 - resnets: ResNets on the vectorised engine, compared with the sequential engine
 - repeat: whether two equal runs give equal results
-- jobs: several jobs of a sweep on one GPU
+- jobs: whole runs side by side on one GPU, under CUDA MPS if the machine has it
 
 Tables show the median, the smallest and the largest value.
 """
@@ -21,12 +21,14 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from tools.gpu_day import Day, multi_process_service
 
 from benchmarks import measure
 from benchmarks.measure import (
     Contestant,
     Rep,
     fedexp,
+    last_values,
     markdown,
     ratios,
     read_rounds,
@@ -44,8 +46,6 @@ from fedexp.training.exchange import Exchange, broadcast, sample
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
 RESNETS = ("resnet10", "resnet18", "resnet50")
-JOBS = (1, 2, 4)  # numbers of jobs that run on one GPU at a time
-SEEDS = "0,1,2,3,4,5,6,7"
 
 # part -> the goal on one H100
 GOALS = {
@@ -56,7 +56,7 @@ GOALS = {
     ),
     "resnets": "goal: resnet18 at least 3 times the sequential engine",
     "repeat": "goal: the same files",
-    "jobs": "goal: 56 runs of 200 rounds in 15 minutes, 16 s each",
+    "jobs": "goal: 200 runs an hour",
 }
 
 
@@ -217,24 +217,33 @@ class Gpu:
         return markdown(("FedNTD, twice", "same class_accuracy.csv"), rows)
 
     def jobs(self) -> str:
-        """Time a sweep over eight seeds with one, two and four jobs at a time on the GPU."""
-        rows = []
-        for together in JOBS:
-            start = time.perf_counter()
-            self._ntd(
-                self.options.precisions[-1],
-                self.options.bare_rounds,
-                "--multirun",
-                f"seed={SEEDS}",
-                "hydra/launcher=joblib",
-                f"hydra.launcher.n_jobs={together}",
-                f"hydra.sweep.dir={self.work / f'jobs{together}'}",
-            )
-            rows.append((str(together), f"{time.perf_counter() - start:.1f}"))
-        head = ("jobs at a time", f"s for 8 jobs of {self.options.bare_rounds} rounds (n = 1)")
-        return markdown(head, rows)
+        """Time whole runs that share the GPU, one for each job, with the start of the program."""
+        o, rows = self.options, []
+        hardware = (f"hardware.device={o.device}", f"hardware.precision={o.precisions[-1]}")
+        settings = [*OVERRIDES, *self.data, *hardware, "hardware.engine=vectorised"]
+        settings += [f"rounds={o.rounds}"]
+        folder = self.work / "jobs"
+        day = Day(argparse.Namespace(work=folder, minutes=o.job_minutes, overrides=[]))
+        with multi_process_service():
+            for algorithm, together in product(("fedntd", "fedavg"), o.jobs):
+                seeds = ",".join(str(seed) for seed in range(together))
+                parts = last_values([*settings, f"algorithm={algorithm}", f"seed={seeds}"])
+                parts = ["--config-dir", str(measure.CONF), *parts]
+                start, before = time.perf_counter(), len(day.known)
+                day.run(f"{algorithm}{together}", parts, together)
+                seconds, ended = time.perf_counter() - start, len(day.known) - before
+                if ended < together:
+                    what = f"{ended} of {together} runs ended in {seconds:.0f} s"
+                    self.left_out.append(f"{algorithm}, {together} jobs: not measured: {what}")
+                    print(self.left_out[-1], flush=True)
+                    continue
+                cells = (f"{seconds:.1f}", f"{3600 * ended / seconds:.0f}", f"{day.memory:.1f}")
+                rows.append((algorithm, str(together), *cells))
+                print(*rows[-1], flush=True)
+        head = (f"{o.precisions[-1]}, {o.rounds} rounds", "jobs at a time", "s for all (n = 1)")
+        return markdown((*head, "runs an hour", "GiB of the GPU"), rows)
 
-    def _ntd(self, precision: str, rounds: int, *more: str) -> None:
+    def _ntd(self, precision: str, rounds: int) -> None:
         """Run FedNTD on the vectorised engine, and keep all files of the run."""
         settings = (
             *OVERRIDES,
@@ -247,7 +256,7 @@ class Gpu:
         )
         out = str(self.work / "out")
         shutil.rmtree(out, ignore_errors=True)
-        command = [part.replace("OUT", out) for part in fedexp(*settings, *more)]
+        command = [part.replace("OUT", out) for part in fedexp(*settings)]
         subprocess.run(
             command, check=True, stdout=subprocess.DEVNULL, cwd=measure.ROOT, timeout=7200
         )
@@ -299,6 +308,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--parts", type=words, default=list(GOALS), help=f"comma-separated: {', '.join(GOALS)}"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=lambda text: [int(number) for number in text.split(",")],
+        default=[1, 2, 4, 8],
+        help="numbers of jobs of the part `jobs`",
+    )
+    parser.add_argument(
+        "--job-minutes", type=float, default=8, help="time for all runs of the part `jobs`"
     )
     parser.add_argument("overrides", nargs="*", help="options of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)

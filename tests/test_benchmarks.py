@@ -1,6 +1,7 @@
 """Test that the reference of the benchmarks trains as fedexp does, and test their reports."""
 
 import argparse
+import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
 from benchmarks import __main__ as engines
-from benchmarks import bare, captured, convolutions, gpu, growth, measure, pairs, ranks, scale, w1
+from benchmarks import (
+    bare,
+    captured,
+    convolutions,
+    day,
+    gpu,
+    growth,
+    measure,
+    pairs,
+    ranks,
+    scale,
+    timeline,
+    w1,
+)
+from benchmarks import peers as peer_options
 from benchmarks.measure import Contestant
 from benchmarks.peers import __main__ as peers
 
@@ -173,6 +188,8 @@ class Previews:
         monkeypatch.setattr(measure, "run_once", self.run_once)
         monkeypatch.setattr(gpu, "run_once", self.run_once)
         monkeypatch.setattr(gpu.subprocess, "run", self.run)
+        monkeypatch.setattr(gpu.Day, "run", lambda *given: self.run_jobs(*given))
+        monkeypatch.setattr(gpu, "multi_process_service", contextlib.nullcontext)
         for module in (engines, gpu, peers):
             monkeypatch.setattr(module, "prepare_workload", lambda *given: Saved())
         # a small simulation of the same algorithm, once the configuration has been built
@@ -200,20 +217,24 @@ class Previews:
             samples += [1.0, 1.0, 1.0]
         return measure.read_rounds(out)
 
+    def run_jobs(self, day: gpu.Day, name: str, overrides: Sequence[str], jobs: int) -> None:
+        self.run(day.command(name, overrides, jobs))
+        day.known |= {Path(name, str(number)) for number in range(jobs)}
+
     def run(self, command: Sequence[str], **others: Any) -> None:
         self.commands.append([str(part) for part in command])
         module, *arguments = self.commands[-1][self.commands[-1].index("-m") + 1 :]
         if module == "benchmarks.bare":
             bare.parse(arguments)
+        if module != "fedexp":  # of the tests of a peer's commands
             return
-        assert module == "fedexp"
         folders = dict(each.split("=") for each in arguments if each.startswith("hydra."))
         settings = [each for each in arguments if each.partition("=")[0] not in FOLDERS]
         if settings not in self.checked:
             flags = [] if "--multirun" in settings else ["--multirun"]
             assert main([*flags, *settings, "preview=true"]) == 0, settings
             self.checked.append(settings)
-        if (out := Path(folders["hydra.run.dir"])).is_absolute():  # of benchmarks.gpu
+        if (out := Path(folders.get("hydra.run.dir", ""))).is_absolute():  # of benchmarks.gpu
             out.mkdir(exist_ok=True)
             (out / "class_accuracy.csv").write_text("")
 
@@ -246,16 +267,86 @@ def test_gpu_benchmark_has_valid_commands(previews, monkeypatch, capsys):
     """All parts with the default options. The times of single steps are not measured."""
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu, "SEEDS", "0,1")
     monkeypatch.setattr(measure, "machine", lambda: "a machine")
     monkeypatch.setattr(measure, "write_section", lambda *given: None)
-    assert gpu.main(["--repeats=1", "--rounds-of-steps=1"]) == 0
+    assert gpu.main(["--repeats=1", "--rounds-of-steps=1", "--jobs=1,2"]) == 0
     said = capsys.readouterr().out
     assert "not measured" not in said
     for model in gpu.RESNETS:
         assert f"| {model} vectorised | 1 |" in said
-    assert len(fedexps(previews)) == 3 + 5 + 6 + 6 + 3
+    assert len(fedexps(previews)) == 3 + 5 + 6 + 6 + 4
     assert len([each for each in previews.commands if each[0] == "prepare"]) == 6  # of `step`
+
+
+def test_day_runs_its_parts_in_time(monkeypatch, capsys):
+    """A part that reaches its limit or fails does not stop the next one."""
+    sleep = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    assert day.run("slow", [sys.executable, "-c", sleep, "60", "0"], 0.2).startswith(
+        "slow: stopped after its 0 s"
+    )
+    assert day.run("bad", [sys.executable, "-c", sleep, "0", "3"], 60).startswith(
+        "bad: exit code 3 in"
+    )
+    calls: list[tuple[str, float]] = []
+
+    def run(name: str, command: Sequence[str], limit: float) -> str:
+        calls.append((name, limit))
+        return f"{name}: ended in 0 s"
+
+    monkeypatch.setattr(day, "run", run)
+    assert day.main(["--minutes=5"]) == 0
+    assert [name for name, _ in calls] == [*day.PARTS]
+    assert calls[0][1] == day.PARTS["captured"][0]
+    assert calls[2][1] < day.PARTS["peers"][0]  # what is left
+    assert day.main(["--minutes=0", "--parts=jobs"]) == 1
+    assert "jobs: left out" in capsys.readouterr().out
+    assert sum(limit for limit, *_ in day.PARTS.values()) <= 25 * 60
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("name", day.PARTS)
+def test_day_has_valid_arguments(name, quick, monkeypatch):
+    """The parser of each part takes the part's arguments."""
+    module, *arguments = day.PARTS[name][1 + quick].split()
+    parsed: list[argparse.Namespace] = []
+
+    class Parsed(Exception):
+        pass
+
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(parser: argparse.ArgumentParser, given: Any = None) -> Any:
+        parsed.append(parse(parser, given))
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    modules = {"peers": peers, "gpu": gpu, "captured": captured, "timeline": timeline}
+    with pytest.raises(Parsed):
+        (modules | {"convolutions": convolutions})[module].main()
+    assert len(parsed) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_peers_have_valid_commands(previews, monkeypatch, device):
+    """The commands of all contestants, as if all simulators were installed."""
+    monkeypatch.setattr(peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(peers, "version", lambda name: "1.0")
+    given = ["peers", f"--device={device}", "--blazefl=python", "--workers=2", "--repeats=1"]
+    monkeypatch.setattr(sys, "argv", [*given, "--precisions=fp32", "--only=workers, fedavg"])
+    monkeypatch.setattr(peers, "blazefl_of", lambda python: "BlazeFL 3.0.0")
+    monkeypatch.setattr(measure, "write_section", lambda *given: None)
+    monkeypatch.setattr(measure, "machine", lambda: "a machine")
+    assert peers.main() == 0
+    names = {command[command.index("-m") + 1 :][0] for command in previews.commands}
+    modules = [each for each in previews.commands if any("benchmarks.peers." in x for x in each)]
+    for command in modules:
+        index = next(i for i, x in enumerate(command) if x.startswith("benchmarks.peers."))
+        options = peer_options.make_parser("a peer", None).parse_args(command[index + 1 :])
+        assert options.workers == 2
+    assert len(modules) == (4 if device == "cpu" else 3)
+    assert len(fedexps(previews)) == 1
+    assert ("benchmarks.bare" in names) == (device == "cuda")
 
 
 def test_other_benchmarks_have_valid_commands(previews, monkeypatch, capsys):
@@ -303,11 +394,9 @@ def test_gpu_benchmark_prints_its_figures(capsys, monkeypatch):
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
     arguments += ["--rounds-of-steps=2", "--precisions=fp32"]
-    monkeypatch.setattr(gpu, "SEEDS", "0,1")
-    monkeypatch.setattr(gpu, "JOBS", (2,))
-    assert gpu.main([*arguments, "--", *small, "hardware.threads=1"]) == 0
+    assert gpu.main([*arguments, "--jobs=2", "--", *small, "hardware.threads=1"]) == 0
     text = capsys.readouterr().out
-    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "fp32 | yes", "2 | "):
+    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "fp32 | yes", "fedavg | 2 | "):
         assert f"| {row}" in text
     assert all(gpu.GOALS[part] in text for part in parts)
 
@@ -386,6 +475,44 @@ def test_captured_benchmark_prints_its_lines(capsys):
     assert f"{exact} equal bits, to sequential equal bits" in text
     assert "cnn fedntd fp32 captured: 0." in text
     assert "decision: none: not measured: " in text
+
+
+def test_timeline_counts_each_second_once(monkeypatch):
+    """The time of a call that is listed does not count for its caller, and the first call is one
+    row."""
+    times = iter(range(100))
+    monkeypatch.setattr(timeline.time, "perf_counter", lambda: next(times))
+    clock = timeline.Clock()  # 0 s
+    inner = clock.timed(lambda: None, "inner")
+    outer = clock.timed(lambda: inner(), "outer")
+    outer()  # imports until 1, outer until 2, inner until 3, outer until 4
+    assert clock.seconds == {"imports": 1, "outer": 2, "inner": 1}
+    once = clock.split_first(outer)
+    once()
+    before = dict(clock.seconds)
+    assert before["first round's training"] == 5  # four laps of `outer`, and the end
+    assert before["inner"] == 1
+    once()
+    assert clock.seconds["inner"] == 2
+
+
+def test_timeline_finds_its_parts():
+    for module, name, _ in timeline.PARTS:
+        assert callable(timeline.replaced(module, name)[2])
+
+
+@pytest.mark.slow
+def test_timeline_adds_up(capsys):
+    small = ["dataset=digits", "num_clients=5", "participation=0.4", "local.epochs=1"]
+    small += ["dataset.augmentation.crop_padding=1", "partition.min_size=1", "hardware.threads=1"]
+    small += ["hardware.engine=sequential", "model.channels=[4,4]", "model.hidden=[8]"]
+    options = ["--device=cpu", "--precision=fp32", "--rounds=2"]
+    assert timeline.main([*options, "--", *small]) == 0
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line]
+    rows = {name.strip("| "): float(cell.strip("| ")) for name, cell in lines[2:]}
+    total = rows.pop("all in")
+    assert sum(rows.values()) == pytest.approx(total, abs=0.2)
+    assert {"figures", "tests", "first round's training", "exit"} <= rows.keys()
 
 
 def test_shares_of_the_limit():

@@ -23,7 +23,7 @@ def test_jobs_are_measured_run_and_collected(tmp_path, monkeypatch, capfd):
     arguments = [*folders, "--minutes", "9", "--seconds", "1", "--sizes", "1", "--", *SMALL]
     assert gpu_day.main(arguments) == 0
     text = capfd.readouterr().out
-    assert re.search(r"^1 jobs: \d+\.\d\d rounds/s$", text, re.MULTILINE)
+    assert re.search(r"^1 jobs: \d+\.\d\d rounds/s, 0\.0 GiB$", text, re.MULTILINE)
     assert "used from now on: 1 jobs" in text
     assert len(re.findall(r"completed, accuracy 0\.\d{4}, forgetting \S+, 3 rounds", text)) == 2
     before = read_table(tmp_path / "out" / "fedntd_table1")

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = day.measure([int(size) for size in options.sizes.split(",")])
         for sweep, overrides in BLOCKS[: options.blocks]:
             if day.left() > 0:
-                day.run(sweep, overrides.split(), jobs)
+                day.run(sweep, (f"sweep={sweep}", *overrides.split()), jobs)
         day.collect()
     return 0
 
@@ -93,6 +93,15 @@ def multi_process_service() -> Iterator[None]:
             subprocess.run([program], input="quit\n", text=True, check=False, timeout=60)
 
 
+def memory_in_use() -> float:
+    """Return the GiB in use on the first GPU, or 0 without one."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return 0.0
+    command = [program, "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(command, capture_output=True, check=True).stdout) / 1024
+
+
 def end_group(program: subprocess.Popen[bytes]) -> None:
     """End a launcher and its workers, which would outlive it. Runs go on from their checkpoints."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -111,6 +120,7 @@ class Day:
         self.end = self.clock() + 60 * options.minutes
         self.work = options.work or Path(tempfile.mkdtemp(prefix="gpu-day-"))
         self.known = {path.parent for path in self.work.glob("*/*/summary.json")}
+        self.memory = 0.0  # GiB, the most in use during the last call of `run`
         print(f"runs: {self.work}", flush=True)
 
     def left(self) -> float:
@@ -122,25 +132,31 @@ class Day:
         sweep, overrides = BLOCKS[0]
         rates = {}
         for size in sizes:
-            rates[size] = self.run(sweep, overrides.split(), size, self.options.seconds)
-            print(f"{size} jobs: {rates[size]:.2f} rounds/s", flush=True)
+            parts = (f"sweep={sweep}", *overrides.split())
+            rates[size] = self.run(sweep, parts, size, self.options.seconds)
+            print(f"{size} jobs: {rates[size]:.2f} rounds/s, {self.memory:.1f} GiB", flush=True)
         best = max(rates, key=lambda size: rates[size])
         print(f"used from now on: {best} jobs", flush=True)
         return best
 
+    def command(self, folder: str, overrides: Sequence[str], jobs: int) -> list[str]:
+        """Return the command of a sweep whose jobs run side by side."""
+        command = [sys.executable, "-m", "fedexp", "--multirun", *SETTINGS, *overrides]
+        command += [f"hydra.sweep.dir={self.work / folder}", f"hydra.launcher.n_jobs={jobs}"]
+        return [*command, *self.options.overrides]
+
     def run(
-        self, sweep: str, overrides: Sequence[str], jobs: int, seconds: float | None = None
+        self, name: str, overrides: Sequence[str], jobs: int, seconds: float | None = None
     ) -> float:
         """Run a part of a sweep to its end, or until time is up. Return the rounds per second.
 
-        Jobs that have not ended go on in the next call. seconds: the time after which they are
-        ended. It starts when all jobs have a round, since they need some time to begin.
+        Jobs that have not ended go on in the next call. name: the folder of the sweep. seconds:
+        the time after which jobs are ended. It starts when all jobs have a round, since they need
+        some time to begin.
         """
-        folder = self.work / sweep
+        folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "fedexp", "--multirun", f"sweep={sweep}", *overrides]
-        command += [f"hydra.sweep.dir={folder}", f"hydra.launcher.n_jobs={jobs}", *SETTINGS]
-        command += self.options.overrides
+        command, self.memory = self.command(name, overrides, jobs), 0.0
         start, limit = time.time(), self.end if seconds is None else self.clock() + PATIENCE
         counted, before = self.clock(), self.count_rounds()
         is_counting = False
@@ -152,6 +168,7 @@ class Day:
                 while program.poll() is None and self.clock() < min(limit, self.end):
                     time.sleep(0.2)
                     self.print_finished()
+                    self.memory = max(self.memory, memory_in_use())
                     if not is_counting and self.count_tables(start) >= jobs:
                         is_counting = True
                         counted, before = self.clock(), self.count_rounds()

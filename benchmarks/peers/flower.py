@@ -29,7 +29,7 @@ from torchvision import transforms
 
 from benchmarks.bare import Net
 from benchmarks.measure import write_rounds
-from benchmarks.peers import make_parser
+from benchmarks.peers import accuracy, make_parser, use
 from benchmarks.w1 import (
     BATCH,
     CLIENTS,
@@ -89,7 +89,9 @@ def train(message: Message, context: Context) -> Message:
     config = message.content["config"]
     workload, number = load(str(config["workload"])), int(config["server-round"])
     data = ClientData(workload, workload.cohort(number)[int(config["position"])])
-    net = Net()
+    device = str(config["device"])
+    use(str(config["precision"]))
+    net = Net().to(device)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     sgd = torch.optim.SGD(
         net.parameters(),
@@ -101,7 +103,7 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(int(workload.epochs)):
         for x, y in batches:
             sgd.zero_grad()
-            F.cross_entropy(net(x), y).backward()
+            F.cross_entropy(net(x.to(device)), y.to(device)).backward()
             sgd.step()
     arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": len(data)})
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -110,9 +112,10 @@ def train(message: Message, context: Context) -> Message:
 class TimedFedAvg(FedAvg):
     """Flower's FedAvg with the cohorts of W1, which measures the time of each round."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, device: str, precision: str):
         super().__init__(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         self.folder, self.workload = folder, Workload.load(folder)
+        self.device, self.precision = device, precision
         self.rows: list[dict[str, float]] = []
 
     def configure_train(
@@ -124,7 +127,13 @@ class TimedFedAvg(FedAvg):
         messages = []
         for position, node in enumerate(list(grid.get_node_ids())[: self.workload.sizes.shape[1]]):
             own = ConfigRecord(
-                {"server-round": server_round, "position": position, "workload": str(self.folder)}
+                {
+                    "server-round": server_round,
+                    "position": position,
+                    "workload": str(self.folder),
+                    "device": self.device,
+                    "precision": self.precision,
+                }
             )
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
             messages += self._construct_messages(content, [node], "train")
@@ -155,28 +164,19 @@ class TimedFedAvg(FedAvg):
         if not server_round:
             return
         start, row = time.perf_counter(), self.rows[-1]
-        row["test_accuracy"] = accuracy(arrays.to_torch_state_dict(), self.workload)
+        net = Net()
+        net.load_state_dict(arrays.to_torch_state_dict())
+        row["test_accuracy"] = accuracy(net.to(self.device), self.workload, self.device)
         row["evaluation_seconds"] = time.perf_counter() - start
         row["seconds"] += row["evaluation_seconds"]
 
 
-@torch.no_grad()
-def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
-    """Return the test accuracy of the global model."""
-    net = Net()
-    net.load_state_dict(weights)
-    x = (
-        torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)
-    ) / torch.tensor(workload.std)
-    predicted = torch.cat([net(part).argmax(1) for part in x.permute(0, 3, 1, 2).split(500)])
-    return (predicted == torch.from_numpy(workload.y_test)).float().mean().item()
-
-
 def main() -> None:
     parser = make_parser("flower", __doc__)
-    parser.add_argument("--workers", type=int, default=2, help="number of actors")
     options = parser.parse_args()
-    strategy, server_app = TimedFedAvg(options.workload), ServerApp()
+    use(options.precision)
+    strategy = TimedFedAvg(options.workload, options.device, options.precision)
+    server_app = ServerApp()
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
@@ -187,7 +187,8 @@ def main() -> None:
             grid=grid, initial_arrays=initial, num_rounds=options.rounds, evaluate_fn=strategy.test
         )
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    share = 0.0 if options.device == "cpu" else 1 / options.workers  # the actors share one GPU
+    resources = {"num_cpus": 1, "num_gpus": share}
     backend = {"client_resources": resources, "init_args": {"num_cpus": options.workers}}
     run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=backend)
     write_rounds(options.out, strategy.rows)

@@ -31,16 +31,15 @@ from pfl.model.pytorch import PyTorchModel
 
 from benchmarks.bare import Batches, Net, augment
 from benchmarks.measure import write_rounds
-from benchmarks.peers import make_parser
+from benchmarks.peers import make_parser, use
 from benchmarks.w1 import BATCH, LR, MOMENTUM, WEIGHT_DECAY, Workload
 
 
 class Model(Net):
     """The CNN with the methods that pfl requires: a loss and metrics of uint8 images."""
 
-    def __init__(self, workload: Workload):
+    def __init__(self, workload: Workload, x: torch.Tensor, y: torch.Tensor):
         super().__init__()
-        x, y = torch.from_numpy(workload.x_train), torch.from_numpy(workload.y_train)
         self.draws = Batches(x, y, workload.mean, workload.std, epochs=1, seed=0)
         self.mean, self.std = self.draws.mean, self.draws.std
 
@@ -96,19 +95,21 @@ class Clock(TrainingProcessCallback):
 def main() -> None:
     parser = make_parser("pfl_research", __doc__)
     options = parser.parse_args()
+    use(options.precision)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     # pfl's processes agree on the cohort through numpy's global state
     np.random.seed(0)  # noqa: NPY002
     workload = Workload.load(options.workload)
     parts = [part for number in range(1, options.rounds + 1) for part in workload.cohort(number)]
-    x, y = torch.from_numpy(workload.x_train), torch.from_numpy(workload.y_train)
+    x = torch.from_numpy(workload.x_train).to(options.device)
+    y = torch.from_numpy(workload.y_train).to(options.device)
 
     def user_data(user: int) -> Shuffled:
-        index = torch.from_numpy(parts[user])
+        index = torch.from_numpy(parts[user]).to(options.device)
         return Shuffled((x[index], y[index]), user_id=str(user))
 
-    net = Model(workload)
+    net = Model(workload, x, y)
     model = PyTorchModel(
         model=net,
         local_optimizer_create=partial(
@@ -119,7 +120,8 @@ def main() -> None:
     sizes = {user: len(part) for user, part in enumerate(parts)}
     data = FederatedDataset(user_data, Users(len(parts)), user_id_to_weight=sizes)
     cohort = workload.sizes.shape[1]
-    images = torch.from_numpy(workload.x_test), torch.from_numpy(workload.y_test)
+    held = workload.x_test, workload.y_test
+    images = [torch.from_numpy(array).to(options.device) for array in held]
     test, settings = Dataset(images), NNEvalHyperParams(local_batch_size=500)
     trained, tested = Clock(), Clock()  # called before and after the test
     FederatedAveraging().run(

@@ -30,7 +30,6 @@ def multiply(total: float) -> None:
 
 def main() -> None:
     parser = make_parser("product", __doc__)
-    parser.add_argument("--workers", type=int, default=2, help="number of processes")
     options = parser.parse_args()
     workload, rows = Workload.load(options.workload), []
     with get_context("spawn").Pool(options.workers) as pool:
