@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module, *rest = commands[options.quick].split()
             print(f"\n===== {name}, {left:.0f} s left: {module} {' '.join(rest)}", flush=True)
             command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
-            results.append(run(name, command, min(limit, left)))
+            results.append(run(name, command, left if options.quick else min(limit, left)))
         print(f"===== {results[-1]}", flush=True)
     print("\n" + "\n".join(results), flush=True)
     return 0 if all(": ended in " in line for line in results) else 1

@@ -233,7 +233,8 @@ class Gpu:
                 day.run(f"{algorithm}{together}", parts, together)
                 seconds, ended = time.perf_counter() - start, len(day.known) - before
                 if ended < together:
-                    what = f"{ended} of {together} runs ended in {seconds:.0f} s"
+                    log = measure.tail(folder / f"{algorithm}{together}" / "log.txt")
+                    what = f"{ended} of {together} runs ended in {seconds:.0f} s; {log}"
                     self.left_out.append(f"{algorithm}, {together} jobs: not measured: {what}")
                     print(self.left_out[-1], flush=True)
                     continue

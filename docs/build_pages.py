@@ -21,6 +21,7 @@ ASSETS = (
     "docs/**/*.png",
     "examples/*.ipynb",
     "docs/**/*.svg",
+    "benchmarks/*.svg",
     "docs/reproduction/*.csv",
     "multirun/*/table.csv",
     "multirun/*/comparison.csv",

@@ -352,12 +352,27 @@ def test_peers_have_valid_commands(previews, monkeypatch, device):
 def test_other_benchmarks_have_valid_commands(previews, monkeypatch, capsys):
     assert scale.main(["--images=4", "--no-results"]) == 0
     assert len(fedexps(previews)) == 4
-    monkeypatch.setattr(
-        sys, "argv", ["growth", "--no-results", "--sampled=1,100", "--clients=10000"]
-    )
+    monkeypatch.setattr(sys, "argv", ["growth", "--no-results", "--sampled=10,500"])
     assert growth.main() == 0
-    assert len(fedexps(previews)) == 4 + 2 + 1 + 6
+    # two numbers of clients a round and ResNet-18, on two engines, and two numbers in all
+    assert len(fedexps(previews)) == 4 + 2 * 2 + 2 + 2
     assert "left out" not in capsys.readouterr().out
+
+
+def test_growth_draws_its_picture(tmp_path):
+    found = {}
+    for number, point in enumerate(growth.points([1, 10], [100], 100)):
+        found[point] = growth.Measured(8.6, 50.0, 1.0 + number, 2.0 + number, 1.0)
+    growth.draw(found, tmp_path / "growth.svg")
+    first = (tmp_path / "growth.svg").read_bytes()
+    growth.draw(found, tmp_path / "growth.svg")
+    assert (tmp_path / "growth.svg").read_bytes() == first
+    assert b"<svg" in first
+    assert [point.name for point in found][:2] == [
+        "1 of 100, cnn, sequential",
+        "10 of 100, cnn, sequential",
+    ]
+    assert [point.engine for point in found].count("2 ranks") == 3
 
 
 def test_simulations_of_benchmarks_can_be_built(previews):

@@ -113,7 +113,9 @@ NOT_EXECUTED = {
     "python tests/test_golden.py --write (NAME|smoothed)": "writes a committed file",
     "python tools/compare_commits.py.*": "trains with two checkouts; takes minutes",
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",
-    "(uv )?pip (install|wheel) .*": "needs a package index; tests/test_packaging.py installs the wheel",
+    "(uv )?pip (install|wheel) .*": (
+        "needs a package index; tests/test_packaging.py installs the wheel"
+    ),
     r"PYTHONPATH=\. fedexp --config-dir conf_mine .*": "tests/test_contributing.py runs it",
     r"fedexp model=timm(_lora)? .*|fedexp dataset=huggingface dataset.path=\w+/.*": (
         "needs a network; tests/test_own_models.py, test_lora.py and test_hub.py use smaller ones"
