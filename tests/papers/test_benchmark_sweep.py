@@ -1,9 +1,15 @@
 """The benchmark of nine methods: equal budgets, and the commands with the chosen values."""
 
+import itertools
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from fedexp.analysis.sweep import load_named_sweep
 from fedexp.config.options import conf_directories
@@ -80,3 +86,39 @@ def test_incomplete_search_is_refused(tmp_path):
     write_search(tmp_path, [*FEDPROX[1:], *FEDAVG])
     with pytest.raises(ConfigError, match=r"fedprox .*mu=0\.01 has 1 finished runs, others have 2"):
         write_commands(tmp_path, figures=False)
+
+
+def test_the_page_has_the_numbers_of_the_committed_runs():
+    """Recompute the table of the page from each run: means, intervals, sign flips and Holm."""
+    root = Path(__file__).parents[2]
+    runs = pd.read_csv(root / "multirun/benchmark/runs.csv")
+    assert runs.groupby(["setting", "method"]).size().tolist() == [9] * 27
+    page = (root / "docs/guide/sweeps.md").read_text()
+    text = page[page.index("## A benchmark of nine methods") : page.index("**MNIST.**")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if re.match(r"\| \w", line)
+    ]
+    table = runs.pivot(index=["method", "seed"], columns="setting", values="accuracy") * 100
+    means = table.mean(axis=1).unstack("seed")
+    differences = (means - means.loc["fedavg"]).drop("fedavg")
+    signs = np.array(list(itertools.product((1, -1), repeat=9)))
+    flipped = {
+        name: np.mean(np.abs(signs @ row) >= abs(row.sum()) - 1e-9)
+        for name, row in zip(differences.index, differences.to_numpy(), strict=True)
+    }
+    adjusted, worst = {}, 0.0
+    for rank, name in enumerate(sorted(flipped, key=lambda name: flipped[name])):
+        worst = max(worst, min(1.0, flipped[name] * (len(flipped) - rank)))
+        adjusted[name] = worst
+    expected = []
+    for name in means.mean(axis=1).sort_values(ascending=False).index:
+        settings = table.loc[name]
+        cells = [f"{settings[s].mean():.1f} ± {settings[s].std():.1f}" for s in settings]
+        if name != "fedavg":
+            row = differences.loc[name]
+            low, high = stats.t.interval(0.95, 8, row.mean(), stats.sem(row))
+            cells += [f"{row.mean():+.1f} [{low:.1f}, {high:.1f}]", f"{adjusted[name]:.2f}"]
+        expected.append([name, *cells])
+    assert [[row[0].lower(), *filter(None, row[1:])] for row in rows] == expected
