@@ -19,6 +19,7 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.rundir import checkpoint
 from fedexp.rundir.checkpoint import ClientStates, choose_place
 from fedexp.training.rounds import play_round
+from fedexp.training.run import place_states
 from method_rows import declared
 from test_algorithms import SHIPPED
 from test_golden import RUNS, golden
@@ -90,6 +91,15 @@ def test_states_in_files_do_not_change_the_run(tmp_path):
         state.clients.tidy()
     assert torch.equal(flat(state.server["params"]), flat(before.server["params"]))
     assert len({name.split(".")[0] for name in names(tmp_path)}) == len(state.clients) > 2
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_place_of_states_is_logged_if_clients_keep_any(keeps, caplog):
+    algorithm = Scaffold(divisor="steps", variates="uniform") if keeps else FedAvg()
+    simulation = make_simulation(algorithm)
+    with caplog.at_level("INFO", logger="fedexp"):
+        place_states(simulation, simulation.initial_state())
+    assert ("client states: " in caplog.text) == keeps
 
 
 def test_large_states_are_kept_in_files(monkeypatch):

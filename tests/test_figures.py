@@ -137,7 +137,7 @@ def test_all_figures_are_written(tmp_path, monkeypatch, shape):
     [
         pytest.param(["local_class_accuracy.csv"], ALL - {"local_round"}, marks=pytest.mark.slow),
         pytest.param(["config.yaml", "summary.json"], ALL, marks=pytest.mark.slow),
-        pytest.param(["rounds.csv"], ALL - {"curves", "loss"}, marks=pytest.mark.slow),
+        (["rounds.csv"], ALL - {"curves", "loss"}),
         (["class_accuracy.csv"], {"curves", "loss", "data_distribution"}),
         (["partition.npz"], {"curves", "loss"}),
         (["rounds.csv", "class_accuracy.csv", "partition.npz"], set()),
