@@ -66,8 +66,17 @@ class Net(nn.Module):
         return self.classifier(F.relu(self.hidden(x.flatten(1))))
 
 
-def make_net(weights: Weights, device: torch.device) -> Net:
-    net = Net().to(device).to(memory_format=torch.channels_last)
+def build(model: str) -> nn.Module:
+    """Return a newly initialised network: cnn, or torchvision's resnet18."""
+    if model == "cnn":
+        return Net()
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10)
+
+
+def make_net(weights: Weights, device: torch.device, model: str = "cnn") -> nn.Module:
+    net = build(model).to(device).to(memory_format=torch.channels_last)
     net.load_state_dict(weights)
     return net
 
@@ -187,9 +196,10 @@ class Trainer:
         Return its local weights, and the correct predictions by class, int64 [10], or None if the
         local model is not tested.
         """
-        net = make_net(weights, self.device)
+        model = self.options.model
+        net = make_net(weights, self.device, model)
         teacher = (
-            make_net(weights, self.device).requires_grad_(False)
+            make_net(weights, self.device, model).requires_grad_(False).eval()
             if self.options.algorithm == "fedntd"
             else None
         )
@@ -217,7 +227,7 @@ class Trainer:
             x = torch.from_numpy(self.data.x_test).to(self.device)
             self._x_test = ((x.float() / 255 - mean) / std).permute(0, 3, 1, 2)
         net, correct = (
-            make_net(weights, self.device),
+            make_net(weights, self.device, self.options.model).eval(),
             torch.zeros(10, dtype=torch.int64, device=self.device),
         )
         for x, y in zip(self._x_test.split(250), self.y_test.split(250), strict=True):
@@ -271,7 +281,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
     """
     device = torch.device(options.device)
     torch.manual_seed(0)
-    weights = {k: v.detach().to(device) for k, v in Net().state_dict().items()}
+    weights = {k: v.detach().to(device) for k, v in build(options.model).state_dict().items()}
     trainer, pool = Trainer(options, device), Pool(options) if options.workers else None
     rows = []
     for number in range(1, options.rounds + 1):
@@ -289,7 +299,8 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         weights = {k: torch.zeros_like(v) for k, v in weights.items()}
         for local, share in zip(trained, shares, strict=True):
             for k in weights:
-                weights[k] += local[k] * share
+                if weights[k].is_floating_point():  # not the number of batches of batch norm
+                    weights[k] += local[k] * share
         row = {
             "round": number,
             "train_samples_per_second": trainer.data.examples(number) / train_seconds,
@@ -330,6 +341,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="fp32",
         help="precision of the training",
     )
+    parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn")
     parser.add_argument(
         "--algorithm",
         choices=("fedavg", "fedntd"),

@@ -24,7 +24,7 @@ ENGINES = {
     "2 ranks": ("hardware.engine=workers", "hardware.workers=2"),
 }
 SAMPLED, CLIENTS, TOTAL = [10, 50, 100, 500], [1000, 100_000], 1000
-QUICK = {"sampled": [1, 2], "clients": [100], "total": 100}
+QUICK = [1, 2], [100], 100  # the same for --quick
 PICTURE = measure.RESULTS.with_name("growth.svg")
 
 
@@ -106,7 +106,7 @@ def draw(found: dict[Point, Measured], path: Path) -> None:
             lines.setdefault(line, []).append((point.sampled, getattr(values, name)))
         for line, pairs in lines.items():
             panel.plot(*zip(*sorted(pairs), strict=True), "o-", label=line, markersize=4)
-        longest = sorted(max(lines.values(), key=len))
+        longest = sorted(max(lines.values(), key=lambda pairs: len(pairs)))
         (first, value), (last, _) = longest[0], longest[-1]
         panel.plot([first, last], [value, value * last / first], "k--", linewidth=0.8)
         panel.set(xscale="log", yscale="log", xlabel="clients of a round", ylabel=label)
@@ -130,7 +130,7 @@ def main() -> int:
     options = parser.parse_args()
     total = TOTAL
     if options.quick:
-        options.sampled, options.clients, total = QUICK.values()
+        options.sampled, options.clients, total = QUICK
         options.rounds = 1
     found: dict[Point, Measured] = {}
     left_out = []

@@ -191,6 +191,8 @@ def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     sizes = []
     for number in range(1, rounds + 1):
         cohort = [held[client] for client in sample(simulation, number)]
+        if simulation.mixes_examples:  # batch norm leaves out a last batch of one example
+            cohort = [part[:-1] if len(part) % BATCH == 1 else part for part in cohort]
         parts += cohort
         sizes.append([len(part) for part in cohort])
     epochs = np.array(simulation.runtime.local.epochs)

@@ -49,7 +49,7 @@ from fedexp.engine.sequential import Sequential
 from fedexp.models.cnn import CNN
 from fedexp.training import prepare
 from fedexp.training.simulation import Simulation
-from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
+from toy_federation import LOCAL, Normed, assemble, assert_close, make_simulation, play
 
 NTD = FedNTD(beta=1.0, tau=1.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -82,6 +82,34 @@ def test_workload_has_the_examples_of_a_fedexp_run(tmp_path):
     )
     clients = pd.read_csv(tmp_path / "run" / "clients.csv")
     assert w1.prepare_workload(2, chosen).sizes.ravel().tolist() == clients.examples.tolist()
+
+
+def test_workload_leaves_out_what_batch_norm_leaves_out(monkeypatch):
+    """A last batch of one example. The sizes are those that fedexp trains on."""
+    simulation = make_simulation(model=Normed(), sizes=(2, 3, 5, 8, 9))
+    monkeypatch.setattr(w1, "make_simulation", lambda extra: simulation)
+    monkeypatch.setattr(w1, "BATCH", 4)
+    work, state = w1.prepare_workload(2, []), simulation.initial_state()
+    for number in (1, 2):
+        schedules = assemble(simulation, state, number).schedules
+        assert work.examples(number) == sum(schedule.examples for schedule in schedules)
+    assert not set(work.sizes.ravel().tolist()) & {5, 9}
+
+
+@pytest.mark.slow
+def test_bare_loop_trains_networks_with_running_statistics(tmp_path):
+    """In a round of two clients without steps, the model does not change, and it is tested."""
+    images = pixels(4)
+    numbers = {"mean": MEAN, "std": STD, "indices": [0, 1], "sizes": [[1, 1]], "epochs": 0}
+    arrays = {name: np.array(value) for name, value in numbers.items()}
+    arrays |= {name: np.array(numbers[name], dtype=np.float32) for name in ("mean", "std")}
+    arrays |= {"x_train": images.numpy(), "x_test": images.numpy()}
+    arrays |= {"y_train": np.arange(4), "y_test": np.arange(4)}
+    w1.Workload(**arrays).save(tmp_path)
+    options = ["--model=resnet18", "--rounds=1", "--global-evaluation"]
+    (row,) = bare.run(bare.parse([str(tmp_path), "unused", *options]))
+    assert 0 <= row["test_accuracy"] <= 1
+    assert row["evaluation_seconds"] > 0
 
 
 def test_bare_augmentation_equals_fedexp():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bare import Net
 from benchmarks.w1 import Workload
 
 
@@ -18,6 +17,7 @@ def make_parser(module: str, text: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2, help="processes, actors or threads")
     parser.add_argument("--device", default="cpu", help="device of the training")
     parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32")
+    parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn")
     return parser
 
 
@@ -27,8 +27,9 @@ def use(precision: str) -> None:
 
 
 @torch.no_grad()
-def accuracy(net: Net, workload: Workload, device: str) -> float:
-    """Return the test accuracy of the global model."""
+def accuracy(net: torch.nn.Module, workload: Workload, device: str) -> float:
+    """Return the test accuracy of the global model, which is changed to eval mode."""
+    net.eval()
     x = (
         torch.from_numpy(workload.x_test).to(device).float() / 255
         - torch.tensor(workload.mean, device=device)

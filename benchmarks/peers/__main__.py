@@ -2,7 +2,8 @@
 
 On a CPU, the limit is `torch.mm` with as many multiply-adds, and fedexp trains in worker processes.
 On a GPU, fedexp uses the vectorised engine, and a plain PyTorch loop takes part. All contestants
-train the same cohorts and test the global model on all test images in every round. BlazeFL needs
+train the same cohorts and test the global model on all test images in every round. With
+--model=resnet18, pfl-research is left out, since it does not send running statistics. BlazeFL needs
 Python 3.14, so an environment of its own, with fedexp for the workload:
 
     python3.14 -m venv .blazefl && .blazefl/bin/pip install -e . blazefl
@@ -50,6 +51,7 @@ def peers(options: argparse.Namespace, workload: Path) -> list[Contestant]:
     workers, settings = options.workers, f"{options.device} {options.precision}"
     arguments = [str(workload), "OUT", f"--rounds={options.rounds + 1}", f"--workers={workers}"]
     arguments += [f"--device={options.device}", f"--precision={options.precision}"]
+    arguments += [f"--model={options.model}"]
     start: tuple[str, ...] = (sys.executable,)
     processes = 1  # on one GPU, as NCCL refuses several
     if options.device == "cpu":
@@ -60,7 +62,7 @@ def peers(options: argparse.Namespace, workload: Path) -> list[Contestant]:
         name = f"Flower {version('flwr')} (Ray {version('ray')}), {workers} actors, {settings}"
         command = (sys.executable, "-m", "benchmarks.peers.flower", *arguments)
         found.append(Contestant(name, command))
-    if find_spec("pfl"):
+    if find_spec("pfl") and options.model == "cnn":
         name = f"pfl-research {version('pfl')}, {processes} processes, {settings}"
         found.append(Contestant(name, (*start, "-m", "benchmarks.peers.pfl_research", *arguments)))
     if options.blazefl:
@@ -82,7 +84,7 @@ def others(
         every = bench.contestants(options, workload, data)
         return [limit], [each for each in every if each.name.startswith("fedexp")]
     bare = bench.by_hand_of("plain PyTorch", options, workload, "fedavg", options.precision, 0)
-    more = (f"--device={options.device}", "--global-evaluation")
+    more = (f"--device={options.device}", "--global-evaluation", f"--model={options.model}")
     hardware = (f"hardware.device={options.device}", f"hardware.precision={options.precision}")
     settings = (*OVERRIDES, *data, *hardware, "hardware.engine=vectorised", "algorithm=fedavg")
     own = fedexp(*settings, f"rounds={options.rounds + 1}")
@@ -123,10 +125,14 @@ def main() -> int:
     parser.description = __doc__
     parser.add_argument("--device", default="cpu", help="device of all contestants: cpu or cuda")
     parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32")
+    parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn")
     parser.add_argument("--blazefl", metavar="PYTHON", help="interpreter that has BlazeFL")
     options, data = bench.parse(parser), data_overrides()
     data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
     options.algorithms = ["fedavg"]
+    if options.model != "cnn" and options.device == "cpu":
+        parser.error(f"--model={options.model}: needs a GPU (--device=cuda)")
+    data += [] if options.model == "cnn" else [f"model={options.model}"]
     with tempfile.TemporaryDirectory(prefix="fedexp-bench-") as scratch:
         work = Path(scratch)
         rivals = peers(options, work / "w1")
@@ -148,7 +154,7 @@ def main() -> int:
     text += left_out
     print("\n\n".join(text))
     if not options.no_results:
-        on = "" if options.device == "cpu" else ", GPU"
+        on = "" if options.device == "cpu" else f", GPU, {options.model}"
         measure.write_section(f"Against other simulators{on}", "\n\n".join(text))
     return 0
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from blazefl.core import ThreadPoolClientTrainer, deserialize_model, serialize_model
 
-from benchmarks.bare import Batches, Net
+from benchmarks.bare import Batches, build
 from benchmarks.measure import write_rounds
 from benchmarks.peers import accuracy, make_parser, use
 from benchmarks.w1 import LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY, Workload
@@ -40,11 +40,11 @@ class Upload:
 class Trainer(ThreadPoolClientTrainer[Upload, Download]):
     """Trains the clients of a cohort, which are named by their positions."""
 
-    def __init__(self, workload: Workload, workers: int, device: str):
+    def __init__(self, workload: Workload, workers: int, device: str, model: str):
         self.num_parallels, self.device, self.device_count = workers, device, 1
         self.cache: list[Upload] = []
         self.stop_event = threading.Event()
-        self.workload = workload
+        self.workload, self.model = workload, model
         self.x, self.y = (
             torch.from_numpy(array).to(device) for array in (workload.x_train, workload.y_train)
         )
@@ -56,7 +56,7 @@ class Trainer(ThreadPoolClientTrainer[Upload, Download]):
         index = torch.from_numpy(work.cohort(number)[cid]).to(device)
         seed, epochs = 1000 * number + cid, int(work.epochs)
         batches = Batches(self.x, self.y, work.mean, work.std, epochs, seed)
-        net = Net()
+        net = build(self.model)
         deserialize_model(net, payload.model)
         net.to(device)
         sgd = torch.optim.SGD(
@@ -81,8 +81,8 @@ def main() -> None:
     use(options.precision)
     torch.manual_seed(0)
     torch.set_num_threads(options.workers)  # of the test; OMP_NUM_THREADS=1 limits the threads
-    workload, net, rows = Workload.load(options.workload), Net(), []
-    trainer = Trainer(workload, options.workers, options.device)
+    workload, net, rows = Workload.load(options.workload), build(options.model), []
+    trainer = Trainer(workload, options.workers, options.device, options.model)
     for number in range(1, options.rounds + 1):
         start = time.perf_counter()
         cohort = range(workload.sizes.shape[1])

@@ -8,6 +8,7 @@ that tests the global model with as many threads as there are actors. The server
 which client's data to train on, so that all contestants have the same cohorts.
 """
 
+import argparse
 import os
 import time
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ from flwr.simulation import run_simulation
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.bare import Net
+from benchmarks.bare import build
 from benchmarks.measure import write_rounds
 from benchmarks.peers import accuracy, make_parser, use
 from benchmarks.w1 import (
@@ -91,7 +92,7 @@ def train(message: Message, context: Context) -> Message:
     data = ClientData(workload, workload.cohort(number)[int(config["position"])])
     device = str(config["device"])
     use(str(config["precision"]))
-    net = Net().to(device)
+    net = build(str(config["model"])).to(device)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     sgd = torch.optim.SGD(
         net.parameters(),
@@ -112,10 +113,9 @@ def train(message: Message, context: Context) -> Message:
 class TimedFedAvg(FedAvg):
     """Flower's FedAvg with the cohorts of W1, which measures the time of each round."""
 
-    def __init__(self, folder: Path, device: str, precision: str):
+    def __init__(self, options: argparse.Namespace):
         super().__init__(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-        self.folder, self.workload = folder, Workload.load(folder)
-        self.device, self.precision = device, precision
+        self.options, self.workload = options, Workload.load(options.workload)
         self.rows: list[dict[str, float]] = []
 
     def configure_train(
@@ -130,9 +130,10 @@ class TimedFedAvg(FedAvg):
                 {
                     "server-round": server_round,
                     "position": position,
-                    "workload": str(self.folder),
-                    "device": self.device,
-                    "precision": self.precision,
+                    "workload": str(self.options.workload),
+                    "device": self.options.device,
+                    "precision": self.options.precision,
+                    "model": self.options.model,
                 }
             )
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
@@ -164,9 +165,9 @@ class TimedFedAvg(FedAvg):
         if not server_round:
             return
         start, row = time.perf_counter(), self.rows[-1]
-        net = Net()
+        net, device = build(self.options.model), self.options.device
         net.load_state_dict(arrays.to_torch_state_dict())
-        row["test_accuracy"] = accuracy(net.to(self.device), self.workload, self.device)
+        row["test_accuracy"] = accuracy(net.to(device), self.workload, device)
         row["evaluation_seconds"] = time.perf_counter() - start
         row["seconds"] += row["evaluation_seconds"]
 
@@ -175,14 +176,13 @@ def main() -> None:
     parser = make_parser("flower", __doc__)
     options = parser.parse_args()
     use(options.precision)
-    strategy = TimedFedAvg(options.workload, options.device, options.precision)
-    server_app = ServerApp()
+    strategy, server_app = TimedFedAvg(options), ServerApp()
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(options.workers)
-        initial = ArrayRecord(Net().state_dict())
+        initial = ArrayRecord(build(options.model).state_dict())
         strategy.start(
             grid=grid, initial_arrays=initial, num_rounds=options.rounds, evaluate_fn=strategy.test
         )
