@@ -127,6 +127,9 @@ NOT_EXECUTED = {
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
     ),
     "fedexp dataset=torchvision .*": "a download",
+    "fedexp dataset=domain(_folder|net_domains) .*": (
+        "needs images that are not downloaded; tests/test_domains.py uses small ones"
+    ),
     "fedexp dataset=pfllib .*|fedexp .*partition.path=clients.json.*": (
         "needs files of other programs; tests/test_coming_from.py writes and uses small ones"
     ),

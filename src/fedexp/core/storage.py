@@ -213,7 +213,7 @@ def remove_if_empty(directory: Path, here: Path) -> None:
 
 TEXTS = ("role", "layer")  # the columns of tables that contain text
 # the integers that, with the texts, tell the rows of a table apart
-KEYS = ("round", "client", "epoch", "class", "example", "evaluated_task")
+KEYS = ("round", "client", "epoch", "class", "domain", "example", "evaluated_task")
 
 
 @contextmanager

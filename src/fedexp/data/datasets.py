@@ -117,8 +117,8 @@ class Dataset(DataSource):
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`
-        and `validation` are optional.
+        Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`,
+        `validation` and `domains` with `train_domains` and `test_domains` are optional.
         """
 
     def load(self) -> ImageData:
@@ -140,6 +140,9 @@ class Dataset(DataSource):
             crop=self.crop,
             owners=arrays.get("owners"),
             test_owners=arrays.get("test_owners"),
+            domains=tuple(map(str, arrays.get("domains", ()))),
+            train_domains=arrays.get("train_domains"),
+            test_domains=arrays.get("test_domains"),
             validation=None if held is None else torch.from_numpy(held),
         )
 

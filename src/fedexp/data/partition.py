@@ -36,6 +36,8 @@ class Partitioner(Checked, prefix="partition."):
     top: ClassVar = ("alpha", "min_size", "shards_per_client")
     has_global_indices: ClassVar[bool] = False
     """Whether indices refer to all training examples, including public and surrogate examples."""
+    by_domain: ClassVar[bool] = False
+    """Whether `assign` receives the domains of the examples in place of their natural clients."""
 
     def deal(
         self,

@@ -66,6 +66,12 @@ class Data(ABC):
     None: the data set has no natural clients."""
     test_owners: np.ndarray | None = None
     """int64 [M]: the natural client that has each test example, numbered as `owners`."""
+    domains: tuple[str, ...] = ()
+    """Names of the domains that the examples come from, by number; (): they are not known."""
+    train_domains: np.ndarray | None = None
+    """int64 [N]: the domain of each training example, if there are `domains`."""
+    test_domains: np.ndarray | None = None
+    """int64 [M]: the domain of each test example, if there are `domains`."""
     test_tasks: torch.Tensor | None = None
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
     test_clients: torch.Tensor | None = None
@@ -183,8 +189,13 @@ class Data(ABC):
             y_test=y,
             test_tasks=self.validation_tasks,
             test_clients=self.validation_clients,
+            test_domains=self._domains_of(self.validation),
             test_features=known,
         )
+
+    def _domains_of(self, numbers: torch.Tensor) -> np.ndarray | None:
+        """Return the domains of training examples. numbers: int64 [m], their indices."""
+        return None if self.train_domains is None else self.train_domains[numbers.cpu().numpy()]
 
     def with_test_from_training(self, numbers: torch.Tensor, clients: torch.Tensor) -> Self:
         """Return a copy of the data in which training examples replace the test set.
@@ -192,8 +203,8 @@ class Data(ABC):
         numbers: int64 [m], indices of the training examples. clients: int64 [m], the client that
         holds out each of them.
         """
-        x, y = self.x_train[numbers], self.y_train[numbers]
-        return replace(self, x_test=x, y_test=y, test_clients=clients)
+        x, y, domains = self.x_train[numbers], self.y_train[numbers], self._domains_of(numbers)
+        return replace(self, x_test=x, y_test=y, test_clients=clients, test_domains=domains)
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
@@ -203,6 +214,8 @@ class DataSource(Checked, ABC, prefix="dataset."):
     in_words: ClassVar[str] = "the name of a data set"
     # whether the data set gives its natural clients test examples of their own
     tests_clients: ClassVar[bool] = False
+    # whether the examples come from domains that the data set knows (`Data.domains`)
+    has_domains: ClassVar[bool] = False
 
     name: Annotated[str, Limit("letters, digits, _ . -", re.compile(r"[\w.-]+").fullmatch)]
     data_dir: str

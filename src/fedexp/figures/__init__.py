@@ -127,6 +127,8 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         shown = partial(draw.class_accuracy, run, record, view)
         yield f"class_accuracy{suffix(view)}", shown
         yield f"class_accuracy_normalised{suffix(view)}", partial(shown, normalised=True)
+        if record.domains is not None:
+            yield f"domain_accuracy{suffix(view)}", partial(draw.domain_accuracy, run, record, view)
     for view, tasks in run.tasks_of.items():
         yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
         if len(tasks.matrix):

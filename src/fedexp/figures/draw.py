@@ -1,6 +1,7 @@
 """Draw the figures of a run. Each function takes RunData and returns a matplotlib Figure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,14 +64,25 @@ def class_accuracy(
     return class_maps([("", run, record)], run.title, normalised, name_view(view))
 
 
+def domain_accuracy(run: RunData, record: Record, view: str = PLAIN) -> Figure:
+    """Draw the accuracies on the domains as a heat map (domains x rounds)."""
+    assert record.domains is not None, "listed for runs with domains"
+    shown = replace(run, classes=run.domains)
+    return class_maps([("", shown, record.domains)], run.title, False, name_view(view), "domain")
+
+
 def class_maps(
-    shown: Sequence[tuple[str, RunData, Record]], title: str, normalised: bool, of: str = ""
+    shown: Sequence[tuple[str, RunData, Record]],
+    title: str,
+    normalised: bool,
+    of: str = "",
+    word: str = "class",
 ) -> Figure:
     """Draw the runs' heat maps (classes x rounds) side by side, on the same colour scale.
 
     normalised: divide the values of each round by their sum over classes (FedNTD Fig. 10). The
     colour scale then ends at 3/C (three times the share of a class in a balanced model), so that
-    runs can be compared. Larger values are clipped.
+    runs can be compared. Larger values are clipped. word: what the rows are.
     """
     classes = shown[0][1].classes
     columns = fitting(len(shown), 1.6, PER_ROW)
@@ -78,14 +90,14 @@ def class_maps(
     height = 0.9 + rows * (0.6 + map_height(len(classes)) * (1 if len(shown) == 1 else 0.75))
     end = ", normalised in every round" if normalised else ""
     figure, grid = panels(
-        f"Class-wise test accuracy{of}{end}\n{title}",
+        f"{word.capitalize()}-wise test accuracy{of}{end}\n{title}",
         height,
         rows,
         columns,
         sharex=True,
         sharey=True,
     )
-    top, label = 1.0, "test accuracy of the class"
+    top, label = 1.0, f"test accuracy of the {word}"
     if normalised:
         top = min(1.0, 3 / len(classes))
         label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
@@ -99,7 +111,7 @@ def class_maps(
     grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    class_axis(grid[0, 0], classes)
+    class_axis(grid[0, 0], classes, word=word)
     size = rcParams["axes.labelsize"]
     figure.supylabel(grid[0, 0].get_ylabel(), fontsize=size)
     grid[0, 0].set_ylabel("")

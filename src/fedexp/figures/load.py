@@ -66,6 +66,7 @@ class RunData:
     # view of the test set -> class accuracies; view -> tasks.csv
     records: dict[str, Record]
     tasks_of: dict[str, TaskFile]
+    domains: tuple[str, ...] = ()  # names; index = number
     # (client, class) pairs whose examples `schedule.classes` reduces
     reduced: tuple[tuple[int, int], ...] = ()
 
@@ -126,6 +127,7 @@ def load_run_data(
         targets=tuple(map(float, run.config.get("targets") or ())),
         counts=count_examples(run) if is_divided else None,
         classes=tuple(run.class_names) if is_divided else (),
+        domains=tuple(run.domain_names) if any(each.domains for each in records.values()) else (),
         records={view: each for view, each in records.items() if each.rounds},
         tasks_of={view: file for view, file in tasks.items() if file is not None},
         reduced=find_reduced_classes(run.config, records.get(PLAIN)),

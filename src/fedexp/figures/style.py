@@ -349,18 +349,20 @@ def write_note(axes: Axes, why: str) -> None:
     axes.set_yticks([])
 
 
-def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Label the axis of classes.
+def class_axis(
+    axes: Axes, classes: Sequence[str], horizontal: bool = False, word: str = "class"
+) -> None:
+    """Label the axis of classes, or of what `word` says.
 
     Up to 20 classes are labelled by name, or by number if the name is empty; some labels are left
     out if they do not fit. With more classes, only some class numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:
-        axis.set_label_text("class (index)")
+        axis.set_label_text(f"{word} (index)")
         axis.set_major_locator(integers(10))
         return
-    axis.set_label_text("class")
+    axis.set_label_text(word)
     shown = one_line(class_names(classes))
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
     axis.set_ticks(range(len(names)), names, parse_math=False)

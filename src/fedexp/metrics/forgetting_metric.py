@@ -71,6 +71,8 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     needs_personal: ClassVar[bool] = False
     # whether models must be tested on each client's own test examples in every evaluated round
     needs_own: ClassVar[bool] = False
+    # whether the accuracy must be measured by domain (`Record.domains`)
+    needs_domains: ClassVar[bool] = False
     # whether the metric uses the predictions for single test examples
     needs_examples: ClassVar[bool] = False
 
@@ -417,6 +419,7 @@ class Metrics:
                 )
         self.needs_personal = any(each.needs_personal for each in members)
         self.needs_own = any(each.needs_own for each in members)
+        self.needs_domains = any(each.needs_domains for each in members)
         self.needs_examples = any(each.needs_examples for each in members)
 
     def names(self) -> list[str]:

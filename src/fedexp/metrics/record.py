@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.data.views import CLASSES, EXAMPLES, LOCAL, OWN, PERSONAL
+from fedexp.data.views import CLASSES, DOMAINS, EXAMPLES, LOCAL, OWN, PERSONAL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +28,7 @@ COLUMNS = {
     PERSONAL: ("round", "client", "class", "accuracy"),
     EXAMPLES: ("round", "example", "label", "correct"),
     OWN: ("round", "client", "examples", *OWN_MODELS),
+    DOMAINS: ("round", "domain", "accuracy"),
 }
 # sequences with an item for each evaluated round, and for each round with tested local models
 OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "right", "own")
@@ -88,6 +89,9 @@ class Record:
     # for each of `rounds` the accuracies of OWN_MODELS on them, float64 [3, K]; nan: not tested.
     own_examples: np.ndarray | None = None
     own: Sequence[np.ndarray] = ()
+    # If the data set has domains: the same record with the domains in place of the classes, so that
+    # measures of classes are measures of domains.
+    domains: "Record | None" = None
 
     def __post_init__(self) -> None:
         self._set(counts=read_only(self.counts, np.int64))
@@ -198,6 +202,8 @@ class Record:
         cut = {name: getattr(self, name)[:evaluated] for name in OF_ROUNDS}
         cut |= {name: getattr(self, name)[:local] for name in OF_LOCAL}
         cut["cohorts"] = {n: clients for n, clients in self.cohorts.items() if n <= round}
+        if self.domains is not None:
+            cut["domains"] = self.domains.upto(round)
         if self.personal_round > round:
             cut |= {"personal_accuracy": None, "personal_peak": None, "personal_round": 0}
         return replace(self, **cut)
@@ -269,6 +275,8 @@ class Record:
                 found[EXAMPLES] = self._example_rows()
             if self.own:
                 found[OWN] = self._own_rows()
+            if self.domains is not None:
+                found[DOMAINS] = self.domains._class_rows("domain")
         if self.local_rounds[-1:] == (round,):
             found[LOCAL] = self._local_rows()
         if self.personal_accuracy is not None and self.personal_round == round:
@@ -289,6 +297,13 @@ class Record:
         classes = self.counts.shape[-1]
         changed, personal = by_round(tables.get(EXAMPLES)), by_round(tables.get(PERSONAL))
         own = by_round(tables.get(OWN))
+        if (domains := tables.get(DOMAINS)) is not None and self.domains is None:
+            shape = (self.counts.shape[-2], domains["domain"].nunique())
+            self._set(domains=Record(np.zeros(shape)))
+        for number, rows in by_round(domains).items():
+            assert self.domains is not None
+            many = self.domains.counts.shape[-1]
+            self.domains.add(number, in_classes(rows, "accuracy", many, "domain")[0])
         right = None
         if changed:
             everyone = next(iter(changed.values()))
@@ -310,9 +325,9 @@ class Record:
             before = in_classes(rows, BEFORE, classes)[0] if BEFORE in rows else None
             self.add_local(number, rows["client"].to_numpy()[::classes], accuracies, before)
 
-    def _class_rows(self) -> Iterator[Row]:
+    def _class_rows(self, key: str = "class") -> Iterator[Row]:
         for number, accuracy in enumerate(self.class_accuracy[-1].tolist()):
-            yield {"round": self.rounds[-1], "class": number, "accuracy": accuracy}
+            yield {"round": self.rounds[-1], key: number, "accuracy": accuracy}
 
     def _local_rows(self) -> Iterator[Row]:
         clients = self.sampled[-1].tolist()
@@ -383,8 +398,8 @@ def by_round(table: "pd.DataFrame | None") -> "dict[int, pd.DataFrame]":
     return {int(number): rows for number, rows in groups}
 
 
-def in_classes(rows: "pd.DataFrame", column: str, classes: int) -> np.ndarray:
-    """Return a column of consecutive rows, one row per class, as float64 [..., C]."""
-    if (rows["class"].to_numpy().reshape(-1, classes) != np.arange(classes)).any():
+def in_classes(rows: "pd.DataFrame", column: str, classes: int, key: str = "class") -> np.ndarray:
+    """Return a column of consecutive rows, one row per class (or `key`), as float64 [..., C]."""
+    if (rows[key].to_numpy().reshape(-1, classes) != np.arange(classes)).any():
         raise ValueError("the classes are not in order")
     return rows[column].to_numpy(dtype=np.float64).reshape(-1, classes)

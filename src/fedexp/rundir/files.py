@@ -25,7 +25,10 @@ OF_VIEWS = tuple(file_in_view(name, view) for name in VIEW_TABLES for view in VI
 TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
-IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "task_matrix", "local_round")
+IN_VIEWS = (
+    *("class_accuracy", "class_accuracy_normalised", "domain_accuracy"),
+    *("tasks", "task_matrix", "local_round"),
+)
 REPORTED = ("task_matrix", "client_results")  # tables of `fedexp report`
 OF_METRICS = ("example_forgetting", "phases", "absence", "clients", "own_tests")
 FIGURES = (

@@ -112,6 +112,11 @@ class RunDirectory:
         """The class names from partition.npz, indexed by label."""
         return [str(name) for name in load_npz(self.directory / files.PARTITION)["classes"]]
 
+    @cached_property
+    def domain_names(self) -> list[str]:
+        """The names of the data set's domains from partition.npz, by number; empty without any."""
+        return list(self.partitions[0].info.get("domain_names", ()))
+
     @property
     def views(self) -> tuple[str, ...]:
         """The kinds of test images of the run, such as plain and augmented. Plain comes first."""

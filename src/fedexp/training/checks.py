@@ -173,6 +173,8 @@ def task_problems(built: Built) -> Iterator[str]:
             f" {defined}"
         )
     yield from scenario.problems(algorithm)
+    if scenario.name != "none" and built.partition.by_domain:
+        yield f"scenario={scenario.name}: partition=domains can only be used with scenario=none"
     if scenario.name != "none" and built.partition.has_global_indices:
         yield f"scenario={scenario.name}: partition=file can only be used with scenario=none"
 

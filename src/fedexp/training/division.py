@@ -244,6 +244,8 @@ def make_task_partition(
             f"validation.fraction={validation.fraction}: selects none of the {len(numbers)}"
             " training examples; use a larger fraction"
         )
+    if data.domains:
+        info["domain_names"] = list(data.domains)
     tested = np.sort(np.concatenate(test))
     if unused := len(np.setdiff1d(task.train, np.concatenate([*parts, public, validated, tested]))):
         info["unused"] = unused
@@ -268,7 +270,8 @@ def deal(
     from 0 to num_classes - 1.
     """
     partitioner, settings = built.partition, built.settings
-    dealt_from, owners = np.arange(len(labels)), data.owners
+    dealt_from = np.arange(len(labels))
+    owners = data.train_domains if partitioner.by_domain else data.owners
     if not partitioner.has_global_indices:
         dealt_from = allowed
         owners = None if owners is None else owners[allowed]

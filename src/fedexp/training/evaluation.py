@@ -119,6 +119,13 @@ def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores
         float(evaluation.loss),
         evaluation.right.cpu().numpy() if simulation.metrics.needs_examples else None,
     )
+    if simulation.metrics.needs_domains and data.test_domains is not None:
+        found.domain_accuracy = class_accuracy(
+            np.bincount(
+                data.test_domains, evaluation.right.cpu().numpy(), minlength=len(data.domains)
+            ),
+            np.bincount(data.test_domains, minlength=len(data.domains)),
+        )
     if simulation.metrics.needs_own and data.test_clients is not None:
         clients, examples = data.test_clients, own_examples(simulation, view)
         right = torch.bincount(clients[evaluation.right & (clients >= 0)], minlength=len(examples))
@@ -128,11 +135,13 @@ def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """Return the means of the results of several models."""
+    by_domain = [each.domain_accuracy for each in scores if each.domain_accuracy is not None]
     return Scores(
         np.mean([each.class_accuracy for each in scores], axis=0),
         float(np.mean([each.accuracy for each in scores])),
         np.mean([each.task_accuracy for each in scores], axis=0).tolist(),
         float(np.mean([each.loss for each in scores])),
+        domain_accuracy=np.mean(by_domain, axis=0) if by_domain else None,
     )
 
 

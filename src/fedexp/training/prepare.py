@@ -24,6 +24,7 @@ from fedexp.engine.hardware import make_engine
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.engine.resolved import Resolved
 from fedexp.engine.vectorised.support import find_obstacle
+from fedexp.metrics.domains import ByDomain
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.own_test import OwnTest
 from fedexp.metrics.personal import Personal
@@ -237,14 +238,16 @@ def runtime_of(
 def metrics_of(built: Built) -> Metrics:
     """Return the metrics of the run.
 
-    These are the metrics that every run computes, those of the group `forgetting_metric`, and the
-    tests that `evaluate` asks for.
+    These are the metrics that every run computes, those of the group `forgetting_metric`, the tests
+    that `evaluate` asks for, and those of domains if the data set has any.
     """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),
         RoundDrop(local=False),
         *built.forgetting_metric,
     ]
+    if built.dataset.has_domains and built.scenario.name == "none":
+        chosen.append(ByDomain())
     own = overrides(built.algorithm, "personal_model")
     if PERSONAL in built.settings.evaluate:
         local = any(metric.needs_local for metric in built.forgetting_metric)

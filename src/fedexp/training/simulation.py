@@ -191,4 +191,19 @@ class Simulation:
             starts=tuple(stage.first_round for stage in self.stages),
             adds_up=self.num_tasks > 1,
             labels=labels,
+            domains=self._domain_record() if self.metrics.needs_domains else None,
+        )
+
+    def _domain_record(self) -> Record:
+        """Return a record without accuracies, with the domains in place of the classes."""
+        data = self.runtime.data
+        assert data.train_domains is not None, "the data set declares that it has domains"
+        parts = self.stages[0].partition.parts
+        return Record(
+            np.array(
+                [
+                    np.bincount(data.train_domains[part], minlength=len(data.domains))
+                    for part in parts
+                ]
+            )
         )

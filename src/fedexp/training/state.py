@@ -45,6 +45,7 @@ class Scores:
     # the accuracies on each client's own test examples, float64 [K], by the name of the model
     own: dict[str, np.ndarray] = field(default_factory=dict)
     own_examples: np.ndarray | None = None  # int64 [K]: numbers of these test examples
+    domain_accuracy: np.ndarray | None = None  # float64 [D]; nan: a domain without test examples
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class State:
             record.add(number, test.class_accuracy, test.right, overall, test.task_accuracy)
             if test.personal is not None:
                 record.add_personal(number, test.personal)
+            if record.domains is not None and test.domain_accuracy is not None:
+                record.domains.add(number, test.domain_accuracy)
             if test.own_examples is not None:
                 record.add_own(test.own, test.own_examples)
             if test.local is not None:
