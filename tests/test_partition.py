@@ -66,7 +66,9 @@ def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> 
     """Divide the examples of one task, with a public set that is not balanced."""
     labels = np.asarray(labels)
     classes = int(labels.max()) + 1
-    data = SimpleNamespace(y_train=torch.from_numpy(labels), owners=owners, num_classes=classes)
+    data = SimpleNamespace(
+        y_train=torch.from_numpy(labels), owners=owners, num_classes=classes, domains=()
+    )
     task = SimpleNamespace(train=np.arange(len(labels)), classes=tuple(range(classes)))
     built = SimpleNamespace(
         seeds=SimpleNamespace(partition=3),
