@@ -61,12 +61,11 @@ TEXTS = (
     *("model=textcnn", "dataset=random_texts", "partition=iid", "num_clients=100", "seed=0"),
     *("participation=0.1", "local.batch_size=50", "local.epochs=5", "weighting=examples"),
 )
-ADAPTED = ("model=timm_lora", "model.lora.rank=8", "model.lora.targets=[qkv,proj]")
 # name -> its options, the most telling first; an option of W1 is replaced by one given here
 NETWORKS: dict[str, tuple[str, ...]] = {
     "resnet18": (*w1.OVERRIDES, "model=resnet18", *ONE),
     "resnet10": (*w1.OVERRIDES, "model=resnet10", *ONE),
-    "vit": (*pairs.VIT, *ADAPTED),
+    "vit": (*pairs.VIT, *pairs.ADAPTED),
     "textcnn": TEXTS,
     CONTROL: w1.OVERRIDES,
 }

@@ -106,7 +106,8 @@ def draw(found: dict[Point, Measured], path: Path) -> None:
             lines.setdefault(line, []).append((point.sampled, getattr(values, name)))
         for line, pairs in lines.items():
             panel.plot(*zip(*sorted(pairs), strict=True), "o-", label=line, markersize=4)
-        longest = sorted(max(lines.values(), key=lambda pairs: len(pairs)))
+        most = max(lines.values(), key=len)
+        longest = sorted(most)
         (first, value), (last, _) = longest[0], longest[-1]
         panel.plot([first, last], [value, value * last / first], "k--", linewidth=0.8)
         panel.set(xscale="log", yscale="log", xlabel="clients of a round", ylabel=label)

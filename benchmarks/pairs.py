@@ -44,10 +44,12 @@ QUICK = (
 )
 
 
+# after the option `model=`, which would replace them
+TINY = ("model.name=vit_tiny_patch16_224", "model.image_size=32")
+ADAPTED = ("model=timm_lora", *TINY, "model.lora.rank=8", "model.lora.targets=[qkv,proj]")
 VIT = (
-    *("model=timm", "model.name=vit_tiny_patch16_224", "model.image_size=32", "partition=iid"),
-    *("num_clients=3125", "participation=0.0032", "local.epochs=4", "local.batch_size=16"),
-    *("augment=false", "rounds=1000", "eval_interval=1000"),
+    *("partition=iid", "num_clients=3125", "participation=0.0032", "local.epochs=4"),
+    *("local.batch_size=16", "augment=false", "rounds=1000", "eval_interval=1000"),
 )
 # for digits
 FEW = ("num_clients=80", "participation=0.05", "model.name=test_vit", "local.epochs=1")
@@ -89,19 +91,18 @@ def fedreg(data: Sequence[str]) -> dict[str, Simulation]:
 def transformer(data: Sequence[str], *overrides: str) -> Simulation:
     kept = [each for each in data if each.startswith(("data", "hardware", "model.image_size"))]
     few = FEW if "dataset=digits" in data else ()
-    return simulation(*VIT, *few, *kept, *overrides)
+    return simulation(*VIT, *overrides, *kept, *few)
 
 
 def vit(data: Sequence[str]) -> dict[str, Simulation]:
-    adapted = ("model=timm_lora", "model.lora.rank=8", "model.lora.targets=[qkv,proj]")
     return {
-        engine: transformer(data, *adapted, f"hardware.engine={engine}")
+        engine: transformer(data, *ADAPTED, f"hardware.engine={engine}")
         for engine in ("sequential", "vectorised")
     }
 
 
 def head(data: Sequence[str]) -> dict[str, Simulation]:
-    ours = transformer(data, "model.freeze=[backbone]")
+    ours = transformer(data, "model=timm", *TINY, "model.freeze=[backbone]")
     images = replace(ours.runtime.data, train_features=None, test_features=None)
     theirs = replace(ours, runtime=replace(ours.runtime, data=images))
     return {"in every step": theirs, "once": ours}

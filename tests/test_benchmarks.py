@@ -417,6 +417,18 @@ def test_simulations_of_benchmarks_can_be_built(previews):
     assert len(previews.commands) == 2 + 1 + 2 + 1 + 5 + 6
 
 
+def test_transformers_of_benchmarks_are_the_ones_named(monkeypatch):
+    """An option of a group replaces its keys, so the network's name must come after it."""
+    models = []
+    monkeypatch.setattr(pairs, "prepare", lambda built: models.append(built.model) or built)
+    pairs.vit(w1.data_overrides())
+    pairs.transformer([], "model=timm", *pairs.TINY, "model.freeze=[backbone]")
+    options = argparse.Namespace(quick=False, device="cpu", precision="fp32", overrides=[])
+    models.append(w1.built(captured.settings_of("vit", "fedavg", options)).model)
+    assert {model.name for model in models} == {"vit_tiny_patch16_224"}
+    assert [model.lora.rank for model in models if hasattr(model, "lora")] == [8, 8, 8]
+
+
 def test_later_values_replace_earlier_ones():
     given = ["seed=0", "model=cnn", "model.hidden=[8]", "local.lr=1", "model=t_cnn", "seed=1,2"]
     assert measure.last_values(given) == ["local.lr=1", "model=t_cnn", "seed=1,2"]
