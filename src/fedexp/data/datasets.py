@@ -38,8 +38,8 @@ from fedexp.data.cache import (
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
+    FolderTree,
     Form,
-    Tree,
     class_folders,
     decode,
     draw_test_part,
@@ -172,7 +172,7 @@ class Dataset(DataSource):
                     f" {self.channels} values"
                 )
 
-    def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
+    def read_tree(self, tree: FolderTree, form: Form | None = None) -> Arrays:
         """Return the decoded images of a folder tree, from the cache if possible.
 
         Resized images that need more than MOST_BYTES stay on disk (see fedexp.data.mapped).
@@ -470,7 +470,7 @@ class ImageFiles(Dataset):
     """Base class of data sets that store each image in a separate file."""
 
     @abstractmethod
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         """Find the image files and their labels. Raises ConfigError if they are missing."""
 
     def find(self) -> str:
@@ -545,7 +545,7 @@ class ImageFolder(ImageFiles):
         held = {"validation_splits": self.validation_splits} if self.validation_splits else {}
         return {"root": root} | {name: getattr(self, name) for name in fields} | held
 
-    def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
+    def read_tree(self, tree: FolderTree, form: Form | None = None) -> Arrays:
         """Return the decoded images. Raises ConfigError if their numbers differ from `counts`."""
         found = (len(tree.train), len(tree.test), len(tree.classes))
         if self.counts is not None and found != tuple(self.counts):
@@ -564,9 +564,9 @@ class ImageFolder(ImageFiles):
         if self.counts is not None or not missing or not (root / splits[0]).is_dir():
             return self.load()
         files, classes = scan_splits(root, splits)
-        return self.checked(self.read_tree(Tree(files[:1], files, classes), self.form))
+        return self.checked(self.read_tree(FolderTree(files[:1], files, classes), self.form))
 
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         root = Path(self.root)
         held = self.validation_splits or ()
         if self.test_fraction is not None:
@@ -590,7 +590,7 @@ class DomainNet(ImageFolder):
 
     domain: Literal["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
 
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         root = Path(self.root)
         return scan_lists(root, [root / f"{self.domain}_{part}.txt" for part in ("train", "test")])
 
@@ -629,7 +629,7 @@ class TinyImageNet(Published, ImageFiles, JoinsSplits):
         folders = [Path(self.data_dir, folder) for folder in ("tiny-imagenet-200", self.name)]
         return next((f for f in folders if (f / "val" / "val_annotations.txt").is_file()), None)
 
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         if self.published_folder is not None:
             return scan_published(self.published_folder)
         return scan_tree(Path(self.data_dir, self.name))
@@ -663,14 +663,14 @@ class Caltech256(Published, ImageFiles):
     def published_folder(self) -> Path:
         return self.download_folder / "256_ObjectCategories"
 
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         if (root := self.image_tree()) is not None:
             return scan_tree(root)
         folders = class_folders(self.published_folder)
         # some class folders contain folders with stray files, so subfolders are not searched
         by_class = [list_images(self.published_folder / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
-        tree = Tree(label_files(by_class), [], classes)
+        tree = FolderTree(label_files(by_class), [], classes)
         return draw_test_part(tree, self.test_fraction, self.split_seed)
 
     @property

@@ -31,7 +31,7 @@ Labelled = list[tuple[SourceFile, int]]  # image files and their labels, sorted 
 
 
 @dataclass(frozen=True)
-class Tree:
+class FolderTree:
     """The image files of a data set."""
 
     train: Labelled
@@ -219,17 +219,19 @@ def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]
 
 def scan_tree(
     root: Path, train_splits: Sequence[str] = ("train",), test_splits: Sequence[str] = ("test",)
-) -> Tree:
+) -> FolderTree:
     """Return the files in `<root>/<split>/<class>/*`.
 
     The folders `train_splits` together form the training data, and `test_splits` the test data.
     """
     train, classes = scan_splits(root, train_splits)
     test = [scan_classes(root / split, classes) for split in test_splits]
-    return Tree(train, list(chain(*test)), classes)
+    return FolderTree(train, list(chain(*test)), classes)
 
 
-def scan_undivided(root: Path, train_splits: Sequence[str], others: Sequence[str] = ()) -> Tree:
+def scan_undivided(
+    root: Path, train_splits: Sequence[str], others: Sequence[str] = ()
+) -> FolderTree:
     """Return the files of a tree that has no test folder, all as training files.
 
     The files are `<root>/<split>/<class>/*` if the folders `train_splits` exist, and
@@ -255,10 +257,10 @@ def scan_undivided(root: Path, train_splits: Sequence[str], others: Sequence[str
     else:
         classes = class_folders(root)
         files = label_files([list_class(root / name) for name in classes])
-    return Tree(files, [], classes)
+    return FolderTree(files, [], classes)
 
 
-def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
+def scan_lists(root: Path, lists: Sequence[Path]) -> FolderTree:
     """Return the image files in two lists, the first for training and the second for testing.
 
     Each line of a list contains the path of an image relative to `root`, `.../<class>/<image>`.
@@ -280,7 +282,7 @@ def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
     train, test = (
         [(file, label[Path(file.path).parent.name]) for file in files] for files in found
     )
-    return Tree(train, test, classes)
+    return FolderTree(train, test, classes)
 
 
 def stratified_split(
@@ -305,14 +307,14 @@ def stratified_split(
     return np.sort(train), np.sort(test)
 
 
-def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
+def draw_test_part(tree: FolderTree, test_fraction: float, seed: int) -> FolderTree:
     """Return a copy of a tree in which some training files of each class become test files."""
     files = tree.train
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
     kept = [files[i] for i in train]
     drawn = [files[i] for i in test]
-    return Tree(kept, drawn, tree.classes)
+    return FolderTree(kept, drawn, tree.classes)
 
 
 class Form(NamedTuple):

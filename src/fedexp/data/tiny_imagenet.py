@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.cache import SourceFile
-from fedexp.data.image_files import Tree, class_folders, label_files, list_class
+from fedexp.data.image_files import FolderTree, class_folders, label_files, list_class
 
 
-def scan_published(root: Path) -> Tree:
+def scan_published(root: Path) -> FolderTree:
     """Return the published files, with the val images as test images.
 
     The label of a class is the position of its wnid in sorted order. Raises ConfigError if files
@@ -36,7 +36,7 @@ def scan_published(root: Path) -> Tree:
         ) from error
     if not test:
         raise ConfigError(f"{annotations}: contains no images; download the data set again")
-    return Tree(train, sorted(test), _read_names(root, wnids))
+    return FolderTree(train, sorted(test), _read_names(root, wnids))
 
 
 def _read_names(root: Path, wnids: list[str]) -> list[str]:
