@@ -16,9 +16,9 @@ from fedexp.core.limits import Count, Limit, OpenShare, Positive, Seed32
 from fedexp.data.cache import Arrays, relative
 from fedexp.data.datasets import ImageFiles
 from fedexp.data.image_files import (
+    FolderTree,
     Form,
     Labelled,
-    Tree,
     class_folders,
     draw_test_part,
     label_files,
@@ -69,10 +69,10 @@ class DomainFolder(ImageFiles):
         made |= {f"{key}_domains": number_domains(files) for key, files in parts.items()}
         return made | {"domains": np.array([*trees])}
 
-    def scan(self) -> Tree:
+    def scan(self) -> FolderTree:
         return join(self.trees())
 
-    def trees(self) -> dict[str, Tree]:
+    def trees(self) -> dict[str, FolderTree]:
         """Return the image files of each domain. Raises ConfigError if they are missing."""
         require(self.test_fraction is not None, "dataset.test_fraction", None, "a number below 1")
         assert self.test_fraction is not None
@@ -81,7 +81,7 @@ class DomainFolder(ImageFiles):
             folder = Path(self.root, name)
             classes = class_folders(folder)
             files = label_files([list_class(folder / each) for each in classes])
-            tree = Tree(files, [], classes)
+            tree = FolderTree(files, [], classes)
             found[name] = draw_test_part(tree, self.test_fraction, self.split_seed)
         return found
 
@@ -102,7 +102,7 @@ class DomainFolder(ImageFiles):
 class DomainNetDomains(DomainFolder):
     """Several domains of DomainNet, with training and test images as in the published lists."""
 
-    def trees(self) -> dict[str, Tree]:
+    def trees(self) -> dict[str, FolderTree]:
         root = Path(self.root)
         return {
             name: scan_lists(root, [root / f"{name}_{part}.txt" for part in ("train", "test")])
@@ -110,7 +110,7 @@ class DomainNetDomains(DomainFolder):
         }
 
 
-def join(trees: Mapping[str, Tree]) -> Tree:
+def join(trees: Mapping[str, FolderTree]) -> FolderTree:
     """Return the files of all domains, one domain after the other.
 
     Raises ConfigError unless all domains have the same classes.
@@ -125,7 +125,7 @@ def join(trees: Mapping[str, Tree]) -> Tree:
     train, test = (
         list(chain(*(getattr(tree, part) for tree in trees.values()))) for part in ("train", "test")
     )
-    return Tree(train, test, one.classes)
+    return FolderTree(train, test, one.classes)
 
 
 def number_domains(files: Sequence[Labelled]) -> np.ndarray:
