@@ -125,18 +125,20 @@ def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") 
     )
 
 
-def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence[str]) -> None:
+def assert_engines_agree(
+    simulation: Simulation, state: State, engines: Sequence[str], evaluate_local: bool = True
+) -> None:
     """Check that the engines give the same result in the next round, within 1e-12.
 
-    Messages, client states, losses and local accuracies are compared. Raises AssertionError if they
-    differ, or if an engine fails where the first does not: torch.func.vmap, for example, rejects a
-    hook whose control flow depends on values.
+    Messages, client states, losses and, if `evaluate_local` is true, local accuracies are compared.
+    Raises AssertionError if they differ, or if an engine fails where the first does not:
+    torch.func.vmap, for example, rejects a hook whose control flow depends on values.
     """
-    reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=True)
+    reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=evaluate_local)
     for engine in engines[1:]:
         where = f"round {state.round + 1}, {engine}"
         try:
-            other = train(ENGINES[engine], simulation, state, evaluate_local=True)
+            other = train(ENGINES[engine], simulation, state, evaluate_local=evaluate_local)
         except Exception as error:
             raise AssertionError(f"{where} fails, {engines[0]} does not: {error}") from error
         what = f"{where} differs from {engines[0]}"
