@@ -263,6 +263,15 @@ def test_wrong_test_examples_in_a_file_are_named(here, content, extra, message):
         divide(built)
 
 
+def test_missing_file_is_named_before_joined_splits(here, capsys):
+    options = ["partition=file", "partition.path=clients.json", "num_clients=4", "evaluate=own"]
+    options.append("dataset.train_splits=[train,test]")
+    assert main.main([*RUN, *options, "hydra.run.dir=run"]) == 2
+    message = capsys.readouterr().err
+    assert "partition.path=clients.json: this file does not exist" in message
+    assert "also train on" not in message
+
+
 def test_training_and_test_examples_may_not_overlap_without_test_lists(here):
     """A file without test examples leaves the data set's test set, so joined splits are refused."""
     (here / "clients.json").write_text(json.dumps([[0, 1], [2, 3]]))

@@ -316,7 +316,7 @@ def test_options_in_text_exist():
     short = {key.rpartition(".")[2] for key in known}
     others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
     # arguments of Python functions, and what SECURITY.md quotes
-    others += ("overwrite", "run(", "overrides", "gradient", "weights_only", "x=")
+    others += ("overwrite", "run(", "overrides", "gradient", "weights_only", "x=", "check(")
     for page, text in texts().items():
         for span in SPAN.findall(FENCE.sub("", text)):
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
