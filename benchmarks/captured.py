@@ -75,7 +75,7 @@ EVEN = ("alpha=100", "partition.min_size=1", "participation=0.02", "local.batch_
 QUICK: dict[str, tuple[str, ...]] = dict.fromkeys(("resnet18", "resnet10"), EVEN)
 QUICK |= {CONTROL: (*EVEN, "local.epochs=2", "model.channels=[4,8]", "model.hidden=[16]")}
 QUICK |= {"textcnn": ("participation=0.02", "model.filters=8", "local.batch_size=40")}
-QUICK |= {"vit": ("model.name=test_vit", "num_clients=300", "participation=0.007", *ONE)}
+QUICK |= {"vit": ("model.name=test_vit", "num_clients=300", "participation=0.007")}
 
 # what a vectorised engine without its general part lacks: file -> definitions, or () for all
 ENGINE = "src/fedexp/engine/vectorised"
