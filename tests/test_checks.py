@@ -84,6 +84,12 @@ def test_partition_from_a_file_passes_the_check(tmp_path):
     fails(part, "gives 3 clients, but num_clients=2", clients=(2,), deterministic=True)
 
 
+def test_option_is_checked_with_its_own_values():
+    check("forgetting_metric=degree", overrides=["forgetting_metric.degree.xi=0.01", "alpha=2"])
+    fails("partition=lda", "min_size=9999: must be at most 718", overrides=["min_size=9999"])
+    fails("model=cnnn", "model=cnnn: no such option")
+
+
 def test_other_objects_are_refused():
     with pytest.raises(TypeError, match=r"Counter\(\): must inherit from one of fedexp.algorithms"):
         check(Counter())

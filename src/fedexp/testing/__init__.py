@@ -12,6 +12,7 @@ from typing import Any
 from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
 from fedexp.config.composition import composed, without_hydra
+from fedexp.config.overrides import key_of
 from fedexp.data.partition import Partitioner
 from fedexp.data.types import DataSource
 from fedexp.metrics.forgetting_metric import ForgettingMetric
@@ -78,8 +79,10 @@ def check(
     Raises AssertionError with a message that says what is wrong, where, and what would be right.
     """
     if isinstance(part, str):
+        own = f"{part.partition('=')[0]}."
         part = select(part, config_dir, overrides)
-        overrides = () if isinstance(part, DataSource) else overrides
+        shared = [text for text in overrides if not key_of(text).startswith(own)]
+        overrides = () if isinstance(part, DataSource) else shared
     part = part() if isinstance(part, type) else part
     options |= {"overrides": overrides} if overrides else {}
     for base, function in CHECKS.items():
