@@ -225,7 +225,8 @@ dataset.augmentation.crop_padding=9223372036854775807 => dataset.augmentation.cr
 dataset=image_folder dataset.size=2147483648 => ...: must be greater than 0 and at
 dataset=thucnews dataset.length=2147483648 => dataset.length=2147483648: must be from 1 to 65536
 hardware.threads=2147483648 => ...: must be at least 1 and at most 1024, or null
-local.epochs=1000000000000000000000 => ...: must be an integer of at most 64 bits
+local.batch_size=1000000000000000000000 => ...: must be an integer of at most 64 bits
+local.epochs=1000001 => local.epochs=1000001.0: must be greater than 0 and at most 1000000, or null
 model.hidden=[1,9223372036854775808] => model.hidden=[1, 9223372036854775808]: must be a list of
 surrogate.options=5 => surrogate.options=5: must be a mapping, such as {root: photos}
 +surrogate.options.root=a => surrogate.options={'root': 'a'}: must be {} if surrogate.dataset=null

@@ -96,7 +96,8 @@ FOUR = [0, 1, 2, 3]
         ),
         ("file.json", GOOD | {"2": [0, 1, 2, True]}, "round 2: client true must be an integer"),
         ("file.json", GOOD | {"2": [0, 1, 1, 2]}, "round 2: client 1 appears twice"),
-        ("file.json", GOOD | {"2": [0, 1, 2]}, "round 2: has 3 clients.*have 4.*participation=0.6"),
+        ("file.json", GOOD | {"2": []}, "round 2: has no client"),
+        ("file.json", [[0, 1, 2]] * 3, "each round has 3 clients, .*have 4.*use participation=0.6"),
         ("file.csv", "round,who\n1,2\n", "columns round and client"),
         (
             "file.csv",
@@ -111,6 +112,19 @@ def test_invalid_cohort_file_is_rejected(tmp_path, name, content, words):
     with pytest.raises(ConfigError, match=words) as error:
         read(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+def test_cohorts_of_a_file_may_have_different_sizes(tmp_path):
+    """As those of a run with cohorts.size=binomial. `participation` has no effect then."""
+    path = write(tmp_path / "file.json", [[2], [0, 1, 2, 3, 4], [4, 1]])
+    assert read(path) == {1: [2], 2: [0, 1, 2, 3, 4], 3: [1, 4]}
+    for engine in ("sequential", "vectorised"):
+        simulation = make_simulation(cohorts=Uniform(path=str(path)), engine=engine)
+        state = simulation.initial_state()
+        for number in (1, 2, 3):
+            result = play_round(simulation, state)
+            assert list(result.cohort.clients) == read(path)[number]
+            state.advance(result)
 
 
 def test_resumed_run_keeps_cohorts():

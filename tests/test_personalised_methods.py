@@ -105,7 +105,9 @@ def test_fedala_stops_by_population_standard_deviation(share):
     passes = next(n for n, deviation in deviations.items() if deviation < threshold)
     assert (passes == 11) == (share > 1)
     client = {"head": old, "W": ones, "rounds": torch.tensor(1.0)}
-    ctx = Context({"params": new}, {}, client, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = Context(
+        {"params": new}, {}, client, {}, {}, 0.1, torch.tensor(1.0), LOCAL, torch.tensor(1.0)
+    )
     algorithm, mask = ala(eta=0.05, threshold=threshold, max_passes=30), torch.ones(4).double()
     assert_close(algorithm.learn(features, y, mask, ctx), weights[passes - 1])
 

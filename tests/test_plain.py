@@ -259,7 +259,7 @@ def keep_number(model: nn.Module, loader: Any, ctx: Any) -> float:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (lambda m, loader, c: sum(read(loader) for _ in range(3)), "more than local.epochs times"),
+        (lambda m, loader, c: sum(read(loader) for _ in range(3)), "more than ctx.epochs times"),
         (lambda m, loader, c: next(iter(loader)) and read(loader), "before the one before has end"),
         (lambda m, loader, c: None, "returned None; must be the mean loss, a number"),
         (replace_layer, "fit changed classifier.bias of the model from shape"),

@@ -112,6 +112,7 @@ def test_client_without_steps_keeps_its_variate(divisor):
         0.1,
         torch.tensor(0.0),
         LOCAL,
+        torch.tensor(1.0),
     )
     message, kept = algorithm.finish(None, w, None, ctx)
     assert kept["c"]["w"].tolist() == [2.0, 7.0]
@@ -242,7 +243,9 @@ def test_fedcurv_penalty_sums_over_other_clients():
     state = play(simulation, 3)
     cohort = assemble(simulation, state, 4)
     client, sent, start = cohort.clients[0], broadcast(simulation, state), state.server["params"]
-    ctx = Context(sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = Context(
+        sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL, torch.tensor(1.0)
+    )
     ctx = replace(ctx, setup=algorithm.client_setup(simulation.runtime.net, None, ctx))
 
     def written_out(w):

@@ -55,7 +55,9 @@ class Table:
 
 def context(server=None, client=None, plan=None, lr=0.1):
     one = float64(1.0)
-    return Context({"params": {}} | (server or {}), {}, client or {}, plan or {}, {}, lr, one, SGD)
+    return Context(
+        {"params": {}} | (server or {}), {}, client or {}, plan or {}, {}, lr, one, SGD, one
+    )
 
 
 def batch_of(y, mask=None):

@@ -324,7 +324,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def context(**given: Any) -> Context:
     """Return the context of a client's hooks, empty except for the given fields."""
     one = torch.ones((), dtype=torch.float64)
-    return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL), **given)
+    return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL, one), **given)
 
 
 def task_start(federation: Federation, initial: Params) -> TaskStart:

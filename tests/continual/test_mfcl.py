@@ -129,7 +129,7 @@ def task():
     scale = torch.tensor([[0.4], [0.3]], dtype=torch.float64)
     server["scale"] = {"mean": scale[0], "std": scale[1]}
     plan = {"order": torch.tensor([5, 0, 3, 1, 2, 4])}
-    ctx = Context(server, {}, {}, plan, {}, 0.1, torch.tensor(2.0), LOCAL)
+    ctx = Context(server, {}, {}, plan, {}, 0.1, torch.tensor(2.0), LOCAL, torch.tensor(2.0))
     x, y = torch.randn(3, 1, 6, 6).double(), torch.tensor([3, 3, 0])
     return models[0], Batch(x, y, torch.tensor([1.0, 1.0, 0.0]).double(), 0), ctx
 

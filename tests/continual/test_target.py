@@ -114,7 +114,17 @@ def test_local_loss_equals_loops():
         "images": stored,
     }
     plan = {"order": torch.tensor([5, 0, 3, 1, 2, 4])}
-    ctx = Context(server | {"scale": scale}, {}, {}, plan, {}, 0.1, torch.tensor(2.0), LOCAL)
+    ctx = Context(
+        server | {"scale": scale},
+        {},
+        {},
+        plan,
+        {},
+        0.1,
+        torch.tensor(2.0),
+        LOCAL,
+        torch.tensor(2.0),
+    )
     x, y = torch.randn(3, 1, 6, 6).double(), torch.tensor([2, 2, 0])
     batch = Batch(x, y, torch.tensor([1.0, 1.0, 0.0]).double(), 1)  # the last row is padding
     # step 1 of four at a time: places 4, 5, 0, 1

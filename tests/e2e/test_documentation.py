@@ -401,7 +401,9 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     ]
     # one or two values of a list
     most = "" if "sweep=" in str(kept) else ",[^,]+"
-    kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
+    kept = [
+        re.sub(rf"^((?:seed|algorithm|cohorts.dropout)=[^,]+{most}),.*", r"\1", a) for a in kept
+    ]
     kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
@@ -411,6 +413,10 @@ def reduced(arguments: Sequence[str]) -> list[str]:
         changes["local.drop_last"] = "false"  # no client has a whole batch
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
+    if "local.steps" in given:
+        del changes["local.epochs"]
+    if "cohorts.stragglers" in given:
+        changes["local.epochs"] = "2"
     if (sweep := given.get("sweep")) is not None:
         changes |= {key: value for key, value in PART.get(sweep, {}).items() if key not in given}
     if "surrogate.dataset" in given or "cfed/" in given.get(

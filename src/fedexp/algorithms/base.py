@@ -74,17 +74,17 @@ def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) 
     return losses
 
 
-def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, Tensor]]:
+def first_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
     """Yield the batches of the first pass over a client's data, each with its mask [B].
 
-    epochs: the number of passes that the client makes in a round. The masks are never None. If a
-    client is trained together with clients that have more batches, it receives extra batches with
-    mask 0 after its own batches.
+    The masks are never None. If a client is trained together with clients that have more batches,
+    it receives extra batches with mask 0 after its own batches. If a client's local training is
+    shorter than a pass, so is this pass.
     """
-    own = ctx.steps / epochs
+    own = torch.minimum(ctx.steps, ctx.pass_steps)
     for batch in data.batches():
         # even the client with the most batches has completed its first pass
-        if batch.step >= -(-data.steps // epochs):
+        if batch.step >= data.pass_steps:
             return
         ones = torch.ones(len(batch.y), dtype=ctx.steps.dtype, device=batch.y.device)
         yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
@@ -291,8 +291,13 @@ class FedAvg(Checked, prefix="algorithm."):
         """
         return federation.parts[client]
 
-    def epochs(self, local: LocalTraining) -> int:
-        """Return the number of passes over the local data per round."""
+    def epochs(self, local: LocalTraining) -> float:
+        """Return the number of passes over the local data per round, which may be a fraction.
+
+        local: the options of a client, whose `epochs` are set: with `local.steps`, to those that
+        give this number of steps, and for a slow client to fewer.
+        """
+        assert local.epochs is not None
         return local.epochs
 
     def local_lr(self, lr: float) -> float:

@@ -37,6 +37,7 @@ surrogate examples once for all epochs, and does not repeat a surrogate set that
 new task.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -101,9 +102,11 @@ class CFeD(Remembering):
             teacher = targets[torch.as_tensor(numbers, device=targets.device)]
             return distillation_loss(student, teacher, self.temperature).mean()
 
-        batches = distillation.minibatches(
-            round.rng, len(examples), self.server_batch_size, local.epochs
-        )
+        size, count = self.server_batch_size, len(examples)
+        pass_steps = -(-count // size)
+        steps = local.steps_of(pass_steps)
+        passes = distillation.minibatches(round.rng, count, size, -(-steps // pass_steps))
+        batches = itertools.islice(passes, steps)
         return distillation.distil(
             net, server, examples, batches, loss, local, round.lr, dropout=round.rng
         )

@@ -141,8 +141,8 @@ class Consolidation(FedAvg):
         )
         return start | {k: server[k] for k in ("old", "new", "old_classes", "new_classes")}
 
-    def epochs(self, local: LocalTraining) -> int:
-        return self.epochs_factor * local.epochs
+    def epochs(self, local: LocalTraining) -> float:
+        return self.epochs_factor * super().epochs(local)
 
     def local_lr(self, lr: float) -> float:
         return self.rate_factor * lr

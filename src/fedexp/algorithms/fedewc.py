@@ -95,7 +95,7 @@ class Released(FedAvg):
         """
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+        for batch, mask in first_pass(data, ctx):
 
             def likelihood(p: Params, batch: Batch = batch, mask: Tensor = mask) -> Tensor:
                 # [b, b']
@@ -121,7 +121,7 @@ class Fisher(OnePass):
         The diagonal is computed on this client's examples with the global model in eval mode.
         """
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
-        for batch, mask in first_pass(data, ctx, 1):
+        for batch, mask in first_pass(data, ctx):
             found, count = squared_gradients(net, ctx.server["params"], batch, mask, "sample")
             total, number = tree.add(total, found), number + count
         return {"fisher": {k: v / number.clamp(min=1) for k, v in total.items()}}, ctx.client

@@ -121,7 +121,7 @@ class FedPAC(HeadThenBody):
         params: the model that computes the features. For the values, see `prototypes.statistics`.
 
         """
-        passed = first_pass(data, ctx, self.epochs(ctx.local))
+        passed = first_pass(data, ctx)
         return prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:

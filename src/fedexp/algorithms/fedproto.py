@@ -88,7 +88,7 @@ class FedProto(KeepsPart):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        passed = first_pass(data, ctx, ctx.local.epochs)
+        passed = first_pass(data, ctx)
         found = prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
         message = {"params": params, "mean": found["mean"], "count": found["count"]}
         return message, params | net.buffers()

@@ -55,10 +55,7 @@ class FedReg(FedAvg):
     ascent: Count  # number of ascent steps for the pseudo and the perturbed data
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        made = [
-            self.prepare(net, batch, mask, ctx)
-            for batch, mask in first_pass(data, ctx, ctx.local.epochs)
-        ]
+        made = [self.prepare(net, batch, mask, ctx) for batch, mask in first_pass(data, ctx)]
         return tree.stack([pad(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
@@ -105,9 +102,8 @@ class FedReg(FedAvg):
 
         """
         start = ctx.server["params"]
-        number = torch.remainder(
-            torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs
-        ).long()
+        number = torch.as_tensor(step, device=ctx.steps.device)
+        number = torch.remainder(number, ctx.pass_steps.clamp(min=1)).long()
         made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.setup.items()}
         middle, delta = interpolate(params, start, 0.5), tree.subtract(params, start)
         for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):

@@ -105,6 +105,14 @@ class ClientData(Protocol):
         the most batches.
         """
 
+    @property
+    def pass_steps(self) -> int:
+        """Return the number of batches of the first pass over the examples.
+
+        If several clients are trained together, this is the largest of their numbers. If local
+        training is shorter than a pass, the number is that of its batches.
+        """
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -158,7 +166,9 @@ class Context:
     setup: Tree  # what `client_setup` computed for this round
     lr: float  # learning rate of this round
     steps: Tensor  # scalar: number of local steps of this client in this round
+    # its options; with `local.steps`, `epochs` is None, and slow clients take fewer steps
     local: LocalTraining
+    pass_steps: Tensor  # scalar: number of batches of a whole pass over this client's examples
 
 
 class Pixels(NamedTuple):

@@ -1,13 +1,16 @@
 """Local training of a client (config node `local`)."""
 
 import math
-from typing import Literal, get_args
+from dataclasses import field
+from typing import Annotated, Literal, get_args
 
 from fedexp.core.errors import require
 from fedexp.core.limits import (
     Checked,
     Count,
     CountFrom0,
+    CountOrNone,
+    Limit,
     NonNegative,
     Positive,
     PositiveShare,
@@ -19,6 +22,7 @@ COUNT_STEPS = ("adam", "adamw", "adamax")  # optimizers whose update depends on 
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 # how the clients' learning rate changes over the rounds
 LrSchedule = Literal["exponential", "constant", "step", "cosine"]
+Epochs = Annotated[float, Limit("greater than 0 and at most 1000000", lambda v: 0 < v <= 1e6)]
 # schedules that depend on the total number of rounds
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
@@ -26,10 +30,11 @@ SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 class LocalTraining(Checked, prefix="local."):
     """A client's local training in a round (config node `local`).
 
-    It consists of `epochs` passes over the client's examples.
+    It consists of `epochs` passes over the client's examples, or of `steps` steps. The passes may
+    be a fraction, such as 0.5 or 2.5; the number of steps is then rounded to a whole one.
     """
 
-    epochs: Count
+    epochs: Epochs | None  # None: `steps` is given
     batch_size: Count
     optimizer: Optimizer
     lr: Positive
@@ -46,9 +51,17 @@ class LocalTraining(Checked, prefix="local."):
     drop_last: bool = False
     # True: a client's optimizer keeps its state (momentum) between the rounds in which it trains
     keep_optimizer: bool = False
+    # number of local steps; None: as many as `epochs` passes have
+    steps: CountOrNone = field(default=None, metadata={"neutral": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        good = self.epochs is not None or self.steps is not None
+        require(good, "local.epochs", "null", "greater than 0 without local.steps")
+        if self.steps is not None:  # so that no method can use passes that clients do not make
+            object.__setattr__(self, "epochs", None)
+        elif self.epochs is not None and 1 <= self.epochs <= 1e6 and self.epochs % 1 == 0:
+            object.__setattr__(self, "epochs", int(self.epochs))
         wanted = "greater than 0 with local.optimizer=nesterov"
         good = self.optimizer != "nesterov" or self.momentum > 0
         require(good, "local.momentum", self.momentum, wanted)
@@ -60,6 +73,18 @@ class LocalTraining(Checked, prefix="local."):
         require(good, "local.keep_optimizer", self.keep_optimizer, wanted)
         good = not 0 < self.lr < self.lr_min  # an invalid lr has already been reported
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
+
+    def steps_of(self, pass_steps: int) -> int:
+        """Return the number of local steps of a client, 0 for a client without a batch.
+
+        pass_steps: the number of batches of a pass over its examples.
+        """
+        if not pass_steps:
+            return 0
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(math.floor(self.epochs * pass_steps + 0.5), 1)
 
     @property
     def keeps_state(self) -> bool:

@@ -22,8 +22,8 @@ class HeadThenBody(FedAvg):
 
     head_epochs: Count  # number of epochs in which only the classifier is trained
 
-    def epochs(self, local: LocalTraining) -> int:
-        return self.head_epochs + local.epochs
+    def epochs(self, local: LocalTraining) -> float:
+        return self.head_epochs + super().epochs(local)
 
     def rate_of_head(self, ctx: Context) -> float:
         """Return the learning rate of the first phase."""
@@ -36,7 +36,7 @@ class HeadThenBody(FedAvg):
 
         The values and the optimizer state of all other parameters do not change.
         """
-        head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
+        head_steps = ctx.pass_steps * self.head_epochs
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         step = torch.as_tensor(batch.step, device=head_steps.device)
         head_phase, one = step < head_steps, torch.ones_like(head_steps)

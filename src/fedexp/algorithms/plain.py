@@ -40,17 +40,18 @@ class Loader:
     """A client's batches (x, y), normalised and augmented. Each iteration is a local epoch.
 
     x: [B, channels, height, width]; texts: int64 [B, length]. y: int64 [B]. The order of the
-    examples is that of the other engines and algorithms. ConfigError is raised if `fit` begins more
-    than `local.epochs` epochs, or the next one before it has finished one.
+    examples is that of the other engines and algorithms. The last epoch is shorter with
+    `local.steps`, and for a slow client. ConfigError is raised if `fit` begins more epochs than
+    the client makes, or the next one before it has finished one.
     """
 
-    def __init__(self, batches: Iterator[Batch], steps: int, epochs: int):
-        """batches: of all epochs. steps: their number."""
-        self._batches, self._length, self._left = batches, steps // epochs, epochs
+    def __init__(self, batches: Iterator[Batch], steps: int, pass_steps: int):
+        """batches: of all epochs. steps: their number. pass_steps: that of a whole epoch."""
+        self._batches, self._length, self._left = batches, pass_steps, steps
         self._open = False
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
+        """Return the number of batches of a whole epoch."""
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -61,12 +62,13 @@ class Loader:
             )
         if not self._left:
             raise ConfigError(
-                "algorithm: fit reads the loader more than local.epochs times; loop over"
-                " range(ctx.epochs), and raise local.epochs for more"
+                "algorithm: fit reads the loader more than ctx.epochs times; loop over"
+                " range(ctx.epochs), and raise local.epochs or local.steps for more"
             )
-        self._left -= 1
+        steps = min(self._length, self._left)
+        self._left -= steps
         self._open = True
-        for _ in range(self._length):
+        for _ in range(steps):
             batch = next(self._batches)
             yield batch.x, batch.y
         self._open = False
@@ -83,15 +85,13 @@ class PlainContext:
     plan: Tree  # tensors of the arrays that `host_plan` returned for this client
     lr: float  # learning rate of this round
     local: LocalTraining
+    steps: int  # number of batches in all epochs
+    epochs: int  # number of epochs; the last one may be incomplete
     # the client's own: tensors, or dicts of tensors; at first what `client_init` returned, by
     # default nothing
     kept: dict[str, Any]
     # sent to the server beside the model: tensors whose shapes are the same for all clients
     message: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def epochs(self) -> int:
-        return self.local.epochs
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the torch optimizer that `local.*` describe, with this round's learning rate."""

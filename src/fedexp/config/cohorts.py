@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked, ShareBelow1
+from fedexp.core.limits import Checked, OpenShare, Share, ShareBelow1
 from fedexp.core.rng import generator_for
 from fedexp.core.storage import without_repetitions
 
@@ -44,10 +44,40 @@ class Cohorts(Checked, ABC, prefix="cohorts."):
     drop out with any higher one.
     dropout_at: when a client drops out. `start`: it never starts, so it receives nothing and keeps
     its state. `upload`: it trains and may change its state, but its messages are lost.
+    stragglers: the fraction of clients, rounded to a whole number, that do less local training.
+    straggler_work: the fraction of local training that they do, at least one step. None: each does
+    a whole number of epochs, drawn from 1 to `local.epochs` with equal probabilities (T. Li et al.,
+    MLSys 2020, section 5.2); with `local.steps`, of steps.
+    stragglers_drawn: `round`: which clients of a cohort are stragglers, and how much they do, is
+    drawn anew in each round. `client`: once, from all clients.
     """
 
     dropout: ShareBelow1 = field(default=0.0, metadata={"neutral": 0.0})
     dropout_at: Literal["start", "upload"] = field(default="start", metadata={"neutral": "start"})
+
+    stragglers: Share = field(default=0.0, metadata={"neutral": 0.0})
+    straggler_work: OpenShare | None = field(default=None, metadata={"neutral": None})
+    stragglers_drawn: Literal["round", "client"] = field(
+        default="round", metadata={"neutral": "round"}
+    )
+
+    def slow(
+        self, seed: int, number: int, cohort: Sequence[int], num_clients: int, usual: int
+    ) -> dict[int, float]:
+        """Return the fraction of local training that each straggler of a cohort does.
+
+        seed: seeds.sampling. number: the round. usual: local.epochs or local.steps.
+        """
+        everyone, drawn = np.asarray(cohort), number
+        if self.stragglers_drawn == "client":
+            everyone, drawn = np.arange(num_clients), 0
+        order = generator_for(seed, "slow clients", drawn).permutation(everyone)
+        chosen = order[: round(self.stragglers * len(everyone))].tolist()
+        found = {}
+        for client in sorted({*chosen} & {*cohort}):
+            draw = generator_for(seed, "work of slow clients", drawn, client).random()
+            found[client] = self.straggler_work or (1 + int(draw * usual)) / usual
+        return found
 
     def dropped(self, seed: int, number: int, clients: Sequence[int]) -> list[int]:
         """Return those of the clients that drop out in round `number`. seed: seeds.sampling."""
@@ -108,7 +138,8 @@ class Uniform(Cohorts):
     def plan(self, clients: Clients) -> Rounds | None:
         """Return the cohorts of all rounds, or None if seeds.sampling draws them in each round.
 
-        Raises ConfigError if a round is missing in the file, a cohort has a different size, or a
+        The cohorts in a file may have different sizes. Raises ConfigError if a round is missing or
+        has no client, if all cohorts have one size that is not that of `participation`, or if a
         client is out of range or appears twice. The message names the file, the round and the
         client.
         """
@@ -133,8 +164,17 @@ class Uniform(Cohorts):
                 raise ConfigError(
                     f"{path}: round {number} is missing, but the run has {clients.rounds} rounds"
                 )
-            check_clients(path, number, table[number], clients.number, clients.size)
-        return {number: sorted(table[number]) for number in range(1, clients.rounds + 1)}
+            check_clients(path, number, table[number], clients.number)
+        found = {number: sorted(table[number]) for number in range(1, clients.rounds + 1)}
+        sizes = {len(cohort) for cohort in found.values()}
+        if len(sizes) == 1 and sizes != {clients.size}:
+            size = min(sizes)
+            raise ConfigError(
+                f"{path}: each round has {size} clients, but must have {clients.size}"
+                f" (participation times num_clients={clients.number}); use"
+                f" participation={size / clients.number:g}"
+            )
+        return found
 
 
 def draw_round(number: int, num_clients: int, size: int) -> list[int]:
@@ -142,8 +182,8 @@ def draw_round(number: int, num_clients: int, size: int) -> list[int]:
     return sorted(drawn.tolist())
 
 
-def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
-    """Raise ConfigError unless a cohort has `size` different clients from 0 to num_clients - 1."""
+def check_clients(path: Path, number: int, clients: list[Any], num_clients: int) -> None:
+    """Raise ConfigError unless a cohort has different clients from 0 to num_clients - 1."""
     prefix = f"{path}: round {number}"
     for client in clients:
         if type(client) is not int or not 0 <= client < num_clients:
@@ -154,12 +194,8 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
     for client in clients:
         if clients.count(client) > 1:
             raise ConfigError(f"{prefix}: client {client} appears twice")
-    if len(clients) != size:
-        raise ConfigError(
-            f"{prefix}: has {len(clients)} clients, but must have {size} (participation times"
-            f" num_clients={num_clients})"
-            + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
-        )
+    if not clients:
+        raise ConfigError(f"{prefix}: has no client")
 
 
 def read_rounds(path: Path) -> Rounds:

@@ -354,6 +354,8 @@ class ScheduledData:
         self.index = schedule.index.to(runtime.device)
         self.draws = None if schedule.draws is None else schedule.draws.to(runtime.device)
         self.lengths = schedule.lengths.tolist()
+        self.pass_steps = min(schedule.pass_steps, schedule.steps)
+        self.whole_pass = schedule.pass_steps
 
     def batches(self) -> Iterator[Batch]:
         for step, length in enumerate(self.lengths):

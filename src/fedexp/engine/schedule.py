@@ -22,6 +22,7 @@ class BatchSchedule:
     index: Tensor  # int64 [S, B], training examples, padded with an example of the client
     lengths: np.ndarray  # int [S], number of examples in each step
     draws: Tensor | None  # int64 [S, B, D], random numbers for the augmentation
+    pass_steps: int  # number of batches of a pass over the client's examples; S may be smaller
 
     @property
     def steps(self) -> int:
@@ -48,6 +49,16 @@ def count_skipped_examples(examples: int, local: LocalTraining, skip_single: boo
     return last if local.drop_last else int(skip_single and last == 1)
 
 
+def steps_of_pass(
+    part: np.ndarray | tuple[np.ndarray, ...], local: LocalTraining, skip_single: bool
+) -> int:
+    """Return the number of batches of a pass over a client's examples (see `make_schedule`)."""
+    size, parts = local.batch_size, part if isinstance(part, tuple) else (part,)
+    sizes = [min(size, len(each) - i) for each in parts for i in range(0, len(each), size)]
+    least = max(size if local.drop_last else 1, 1 + skip_single)
+    return sum(each >= least for each in sizes)
+
+
 def make_schedule(
     part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,
@@ -62,7 +73,7 @@ def make_schedule(
     """Return the schedule of a client in a round.
 
     The examples are shuffled in every epoch. The last batch of an epoch may be smaller, as in
-    FedNTD B.3, or is left out (`local.drop_last`).
+    FedNTD B.3, or is left out (`local.drop_last`). The last epoch may be incomplete.
 
     part: the indices of the client's examples. If it is a tuple of several parts, each batch
         contains examples from only one part, and the order of all batches is random.
@@ -73,7 +84,9 @@ def make_schedule(
     orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
     parts = part if isinstance(part, tuple) else (part,)
-    for _ in range(local.epochs):
+    pass_steps = steps_of_pass(part, local, skip_single)
+    steps = local.steps_of(pass_steps)
+    for _ in range(-(-steps // max(pass_steps, 1))):
         batches = []
         for numbers in parts:
             order = orders.permutation(numbers)
@@ -84,6 +97,7 @@ def make_schedule(
         )
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
+    rows = rows[:steps]
     # Pad with an example of the client, because other examples may have invalid labels.
     index = np.full((len(rows), size), parts[0][0], dtype=np.int64)
     for s, row in enumerate(rows):
@@ -95,7 +109,7 @@ def make_schedule(
         )
         draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    return BatchSchedule(torch.from_numpy(index), lengths, draws)
+    return BatchSchedule(torch.from_numpy(index), lengths, draws, pass_steps)
 
 
 def padded_schedule(schedule: BatchSchedule, steps: int, example: int) -> dict[str, np.ndarray]:

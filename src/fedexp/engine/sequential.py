@@ -89,6 +89,7 @@ class ClientTraining:
             lr=shared.lr,
             steps=self._to_tensor(self.data.steps).to(runtime.dtype),
             local=runtime.local,
+            pass_steps=self._to_tensor(self.data.whole_pass).to(runtime.dtype),
         )
         sent = "ctx.received" if self.algorithm.plain else "ctx.server"
         trees = {f"ctx.{name}": getattr(self.ctx, name) for name in ("client", "personal", "plan")}
@@ -180,13 +181,15 @@ class ClientTraining:
             ctx.plan,
             ctx.lr,
             ctx.local,
+            steps=self.data.steps,
+            epochs=-(-self.data.steps // max(self.data.whole_pass, 1)),
             kept=tree.map(torch.clone, dict(ctx.client)),
         )
         if not self.data.steps:
             return torch.zeros_like(ctx.steps)
         # `fit` may change requires_grad, the mode or hooks, which the next client must not see
         module = copy.deepcopy(live.module)
-        loader = Loader(self.data.batches(), self.data.steps, algorithm.epochs(ctx.local))
+        loader = Loader(self.data.batches(), self.data.steps, self.data.whole_pass)
         is_bf16, device = self.runtime.net.precision == "bf16", ctx.steps.device.type
         precision = torch.autocast(device, torch.bfloat16) if is_bf16 else nullcontext()
         with seeded_globals(torch.initial_seed()), precision:

@@ -39,6 +39,8 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "server.tau": (*ADAPTIVE, "server.optimizer=adagrad"),
     "public.balanced": ("public.fraction",),
     "cohorts.dropout_at": ("cohorts.dropout",),
+    "cohorts.straggler_work": ("cohorts.stragglers",),
+    "cohorts.stragglers_drawn": ("cohorts.stragglers",),
     "surrogate.shards": SET,
     "surrogate.server_shards": SET,
     "surrogate.total_shards": SET,
@@ -59,15 +61,20 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
 
     Raises ConfigError if an option has no effect.
     """
-    keys = dict.fromkeys(
-        key for text in typed for key, _ in assigned_values(text) if key in USED_WITH
-    )
+    assigned = dict(pair for text in typed for pair in assigned_values(text))
+    keys = [key for key in assigned if key in USED_WITH]
     wrong = [
         f"{key}={value_of(values, key)}: this option only has an effect with"
         f" {' or '.join(USED_WITH[key])}"
         for key in keys
         if value_of(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
     ]
+    steps = value_of(values, "local.steps")
+    if steps is not None and {"local.steps", "local.epochs"} <= assigned.keys():
+        wrong.append(
+            f"local.steps={steps} and local.epochs={value_of(values, 'local.epochs')}: both set the"
+            " length of local training; give only one of them"
+        )
     if wrong:
         raise ConfigError("\n".join(wrong))
 
@@ -125,10 +132,25 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
         yield (
             f"local.keep_optimizer=true: cannot be used with {name}: {algorithm.fresh_optimizer}"
         )
+    yield from straggler_problems(built)
     if built.cohorts.dropout_at == "upload" and algorithm.needs_messages:
         yield f"cohorts.dropout_at=upload: cannot be used with {name}: {algorithm.needs_messages}"
     if local.warmup and local.warmup >= rounds:
         yield f"local.warmup={local.warmup}: must be less than the number of rounds, {rounds}"
+
+
+def straggler_problems(built: Built) -> Iterator[str]:
+    """Yield a message if no number of epochs or steps could be drawn for the stragglers."""
+    law, local = built.cohorts, built.local
+    name, usual = ("epochs", local.epochs) if local.steps is None else ("steps", local.steps)
+    if not law.stragglers or law.straggler_work is not None or usual is None:
+        return
+    if usual < 2 or usual != int(usual):
+        yield (
+            f"cohorts.stragglers={law.stragglers:g}: their number of {name} is drawn from 1 to"
+            f" local.{name}={usual:g}, which must be a whole number of at least 2; or set the"
+            " fraction that they do, such as cohorts.straggler_work=0.5"
+        )
 
 
 def server_problems(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:

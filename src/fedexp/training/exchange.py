@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, overrides, reading
 from fedexp.algorithms.interfaces import Federation, ServerRound
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -24,7 +25,12 @@ from fedexp.core.tree import Params, Tree
 from fedexp.data.text import DropoutKeys
 from fedexp.data.types import TextData
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
-from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
+from fedexp.engine.schedule import (
+    BatchSchedule,
+    make_schedule,
+    padded_schedule,
+    steps_of_pass,
+)
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import CohortResult, rows_of
 
@@ -147,7 +153,7 @@ class Exchange:
             simulation.prepared[following, client] = ahead.schedule(self.algorithm, client)
 
     def schedule(
-        self, role: FedAvg, client: int, epochs: int | None = None, again: str = ""
+        self, role: FedAvg, client: int, epochs: float | None = None, again: str = ""
     ) -> BatchSchedule:
         """Return the batches that a client trains on.
 
@@ -158,21 +164,45 @@ class Exchange:
         if usual and (self.number, client) in self.simulation.prepared:
             return self.simulation.prepared.pop((self.number, client))
         runtime, skips = self.simulation.runtime, role.skips_batches
+        part = role.training_part(self.federation, client)
+        local = replace(runtime.local, drop_last=runtime.local.drop_last and skips)
+        skip_single = self.simulation.mixes_examples and skips
+        if epochs is None:
+            pass_steps = steps_of_pass(part, local, skip_single)
+            epochs = role.epochs(self.local_of(client, local, pass_steps))
         return make_schedule(
-            part=role.training_part(self.federation, client),
-            local=replace(
-                runtime.local,
-                epochs=epochs or role.epochs(runtime.local),
-                drop_last=runtime.local.drop_last and skips,
-            ),
+            part=part,
+            local=replace(local, epochs=epochs, steps=None),
             augmentation=runtime.augmentation if role.augments else None,
             image_size=runtime.data.image_size,
             seed=self.simulation.seeds.training,
             round=self.number,
             client=client,
-            skip_single=self.simulation.mixes_examples and skips,
+            skip_single=skip_single,
             again=again,
         )
+
+    def local_of(self, client: int, local: LocalTraining, pass_steps: int) -> LocalTraining:
+        """Return the local training of a client with the number of epochs that it makes.
+
+        pass_steps: the number of batches of a pass over the client's examples.
+        """
+        epochs = local.epochs
+        if local.steps is not None:
+            epochs = local.steps / max(pass_steps, 1)
+        assert epochs is not None
+        return replace(local, epochs=epochs * self.work.get(client, 1.0), steps=None)
+
+    @cached_property
+    def work(self) -> Mapping[int, float]:
+        """The fraction of local training that the slow clients of the cohort do, by client."""
+        simulation, law = self.simulation, self.simulation.participation
+        if not law.stragglers:
+            return {}
+        clients, total = sample(simulation, self.number), simulation.settings.num_clients
+        usual = simulation.runtime.local.steps or simulation.runtime.local.epochs
+        seed = simulation.seeds.sampling
+        return law.slow(seed, self.number, clients, total, int(usual or 1))
 
     def extra_plan(self, role: FedAvg, client: int) -> Tree:
         """Return the part of a client's plan with the batches for `FedAvg.extra_batches`."""
@@ -188,12 +218,12 @@ class Exchange:
     def marks(self, cohort: Cohort) -> list[list[int]]:
         """Return the local steps of each client before training and after each local epoch.
 
-        All epochs have the same number of steps.
+        The last epoch may be incomplete.
         """
         found = []
-        for role, schedule in zip(cohort.roles, cohort.schedules, strict=True):
-            epochs = role.epochs(self.simulation.runtime.local) if schedule.steps else 0
-            found.append([0, *(schedule.steps // epochs * (n + 1) for n in range(epochs))])
+        for each in cohort.schedules:
+            ends = range(0, each.steps, max(each.pass_steps, 1))
+            found.append([*ends, each.steps] if each.steps else [0])
         return found
 
     def train(self, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:

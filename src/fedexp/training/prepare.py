@@ -230,7 +230,9 @@ def runtime_of(
     )
     check_reads(built.model, runtime)
     # passes over the examples of a task; with less than one, storing the features costs more time
-    passes = built.scenario.rounds_per_task * settings.participation * built.local.epochs
+    local, clients = built.local, settings.num_clients
+    epochs = local.epochs or (local.steps or 0) * local.batch_size * clients / len(data.y_train)
+    passes = built.scenario.rounds_per_task * settings.participation * epochs
     stores = fixed and not augments and passes >= 1
     return with_features(runtime) if stores else runtime
 
@@ -266,8 +268,9 @@ def centralized_config(built: Built) -> Built:
         return built
     if built.cohorts != Uniform(draw=getattr(built.cohorts, "draw", "seed")):
         raise ConfigError(
-            "cohorts: must be uniform, with cohorts.path=null, cohorts.size=fixed and"
-            " cohorts.dropout=0, if algorithm.paradigm=centralized, which has only one client"
+            "cohorts: must be uniform, with cohorts.path=null, cohorts.size=fixed,"
+            " cohorts.dropout=0 and cohorts.stragglers=0, if algorithm.paradigm=centralized, which"
+            " has only one client"
         )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)

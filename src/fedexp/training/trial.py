@@ -93,6 +93,7 @@ def short(schedule: BatchSchedule, rows: int, padding: int) -> BatchSchedule:
         index=schedule.index[:1, chosen].repeat(STEPS, 1),
         lengths=np.full(STEPS, rows),
         draws=None if draws is None else draws[:1, chosen].repeat(STEPS, 1, 1),
+        pass_steps=schedule.pass_steps,
     )
 
 

@@ -77,7 +77,7 @@ class AFCL(OnePass):
         classes, width = params[WEIGHT].shape
         like = params[BIAS].double()
         gram, product = like.new_zeros(width, width), like.new_zeros(width, classes)
-        for batch, mask in first_pass(data, ctx, 1):
+        for batch, mask in first_pass(data, ctx):
             rows = net(params, batch.x, mask).features.double() * mask[:, None]
             gram = gram + rows.T @ rows
             product = product + rows.T @ prototypes.one_hot(batch.y, like)

@@ -140,7 +140,7 @@ class Sums(OnePass):
     ) -> tuple[Tree, Tree]:
         weight = params[heads.WEIGHT]
         features, members = [weight[:0]], [weight.T[:0]]
-        for batch, mask in first_pass(data, ctx, 1):
+        for batch, mask in first_pass(data, ctx):
             features.append(net(params, batch.x, mask).features)
             members.append(prototypes.one_hot(batch.y, params[heads.BIAS]) * mask[:, None])
         return class_sums(torch.cat(features), torch.cat(members), self.covariance), ctx.client

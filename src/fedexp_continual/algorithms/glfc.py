@@ -169,7 +169,7 @@ class GLFC(Exemplars):
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: Tensor | float = 0.0
         count = torch.zeros_like(new)
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+        for batch, mask in first_pass(data, ctx):
             is_of = one_hot(batch.y, new) * mask[:, None] * new
             total = total + is_of.T @ F.normalize(net(params, batch.x, mask).features)
             count = count + is_of.sum(0)
@@ -178,7 +178,7 @@ class GLFC(Exemplars):
             torch.full_like(new, torch.inf),
             data.take(ctx.plan["one"].repeat(len(new)))[0],
         )
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+        for batch, mask in first_pass(data, ctx):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
             # If a class has two examples, both are equally far from their mean. Rounding must not

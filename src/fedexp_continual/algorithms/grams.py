@@ -57,7 +57,7 @@ def gram_matrices(
         name: like.new_zeros(width, width, dtype=torch.float64)
         for name, width in sorted(widths.items())
     }
-    for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+    for batch, mask in first_pass(data, ctx):
         maps = net(params, batch.x, mask).maps
         for name, inputs in zip(grams, maps, strict=True):
             rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2).double()

@@ -128,7 +128,7 @@ class PILoRA(NewAdapters):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        passed = first_pass(data, ctx, ctx.local.epochs)
+        passed = first_pass(data, ctx)
         found = prototypes.statistics(net, params, passed, params[CENTERS])
         return {"params": params, "mean": found["mean"], "count": found["count"]}, ctx.client
 

@@ -45,6 +45,7 @@ class ClientInputs(NamedTuple):
     plans: Tree
     setups: Tree
     steps: Tensor
+    pass_steps: Tensor
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ class PaddedData:
     index: Tensor  # [S, B]
     mask: Tensor  # [S, B]
     draws: Tensor | None
+    pass_steps: int
 
     def batches(self) -> Iterator[Batch]:
         for step in range(self.steps):
@@ -190,7 +192,8 @@ def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs)
     """
     rate: Any = lr  # a tensor if the steps are recorded as CUDA graphs
     local = shared.runtime.local
-    return Context(server, one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
+    given = (one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
+    return Context(server, *given, one.pass_steps)
 
 
 def received_by_clients(inputs: ClientInputs) -> dict[str, Tree]:
@@ -213,6 +216,7 @@ class PaddedSchedules:
     mask: Tensor  # [S, C, B]: 1 example, 0 padding
     draws: Tensor | None  # int64 [S, C, B, D]
     steps: np.ndarray  # int [C]: number of steps of each client; on the CPU, which launches kernels
+    pass_steps: np.ndarray  # int [C]: number of batches of a whole pass over a client's examples
 
     def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (index, mask, draws) of the given steps for the first `active` clients."""
@@ -242,6 +246,7 @@ def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSch
         mask=upload(mask, runtime.device),
         draws=upload(pad_sequence(draws), runtime.device) if draws else None,
         steps=steps,
+        pass_steps=np.array([s.pass_steps for s in schedules]),
     )
 
 
@@ -276,8 +281,11 @@ class ClientStack:
             return upload(torch.as_tensor(np.stack(values)), runtime.device)
 
         plans = tree.map(stacked, *cohort.plans)
-        steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
-        inputs = ClientInputs(personals, states, plans, {}, steps)
+        steps, pass_steps = (
+            upload(torch.as_tensor(each, dtype=runtime.dtype), runtime.device)
+            for each in (self.padded.steps, self.padded.pass_steps)
+        )
+        inputs = ClientInputs(personals, states, plans, {}, steps, pass_steps)
         # inside vmap, torch does not count changes of a client's values
         self.received = Unchanged({"ctx.server": shared.server}, copies=cohort.round == 1)
         self.received.add(received_by_clients(inputs))
@@ -359,6 +367,7 @@ class ClientStack:
         models use the running statistics that the server sent.
         """
         shared, padded = self.shared, self.padded
+        first = int(np.minimum(padded.steps, padded.pass_steps).max())
 
         def call(
             index: Tensor,
@@ -369,7 +378,7 @@ class ClientStack:
             *rest: Tree,
         ) -> tuple[Tree, Params]:
             net = ClientNetwork(shared.runtime.net, buffers, None if own is None else buffers)
-            data = PaddedData(shared.runtime, net, index, mask, draws)
+            data = PaddedData(shared.runtime, net, index, mask, draws, first)
             ctx = context(shared, shared.server, shared.lr, one)
             before = Unchanged(received_by_clients(one))  # finds changed dicts
             result = hook(net, data, ctx, *rest)
