@@ -353,7 +353,7 @@ def test_callbacks_and_trackers_pass_the_check():
     check(Watch)
     check(Ending)
     check(Show)
-    check(Show(wrong="file"))  # files of a tracker are not compared
+    check(Show(wrong="file"))  # files and states of a tracker are not compared
     check(Watch(wrong="file"), same_files=False)
 
 
