@@ -452,6 +452,29 @@ def evaluate(run, *overrides: str, number: int | None = None):
     return evaluate_run(RunDirectory(run.directory), read_dataset(overrides), number, "cpu")
 
 
+@pytest.mark.parametrize("held_out", ["test_per_client=0.25", "partition.path"])
+def test_evaluate_tests_on_the_examples_that_clients_held_out(held_out, tmp_path):
+    """Not on the test set of the data set, whose examples clients may have trained on."""
+    given = [*SMALL, "rounds=2", "dataset.train_splits=[train,test]"]
+    if held_out == "partition.path":
+        clients = {
+            str(client): {
+                "train": [*range(client, 800, 8)],
+                "test": [*range(900 + client, 1700, 8)],
+            }
+            for client in range(8)
+        }
+        (tmp_path / "clients.json").write_text(json.dumps(clients))
+        given = [each for each in given if not each.startswith("min_size")]
+        given += ["partition=file", f"partition.path={tmp_path / 'clients.json'}"]
+    else:
+        given.append(held_out)
+    made = fedexp.run(given, directory=tmp_path / "run")
+    found = evaluate(made)
+    assert found.accuracy == pytest.approx(made.summary["accuracy"], abs=1e-12)
+    assert found.loss == pytest.approx(made.rounds["test_loss"].iloc[-1], rel=1e-9)
+
+
 def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
     found = evaluate(run)
     assert (found.dataset, found.round, found.examples) == ("digits", 4, 360)

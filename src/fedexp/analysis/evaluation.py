@@ -22,6 +22,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, default_torch
 from fedexp.engine.resolved import Resolved
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -65,7 +66,7 @@ def evaluate_run(
     """
     module, kept, parts = load_network(run, number, tested.data_dir)
     if tested.dataset is None:
-        data = load_own_data(parts)
+        data = load_own_data(run, parts)
     else:
         data = convert_dataset(tested.dataset, run, parts, tested.by_position)
     runtime = make_runtime(run, module, parts, data, choose_hardware(run, device))
@@ -98,13 +99,24 @@ def make_runtime(
     )
 
 
-def load_own_data(parts: Parts, whole: bool = False) -> Data:
+def load_own_data(run: RunDirectory, parts: Parts, whole: bool = False) -> Data:
     """Return the run's own data, with all of its tasks and the complete test part.
+
+    If clients held out the test set, it is made of the training examples that partition.npz names.
+    Raises ConfigError if the data set does not have them.
 
     whole: whether to return the complete training part instead of a single training example.
     """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
-    return found.data if whole else drop_training_part(found.data)
+    data, held_out = found.data, torch.from_numpy(run.partitions[0].test)
+    if len(held_out):
+        if int(held_out.max()) >= len(data.y_train):
+            raise ConfigError(
+                f"{run.directory / files.PARTITION}: refers to more training examples than"
+                f" dataset={parts.dataset.name} has"
+            )
+        data = data.with_test_from_training(held_out)
+    return data if whole else drop_training_part(data)
 
 
 def drop_training_part(data: Data) -> Data:

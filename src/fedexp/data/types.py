@@ -197,11 +197,13 @@ class Data(ABC):
         """Return the domains of training examples. numbers: int64 [m], their indices."""
         return None if self.train_domains is None else self.train_domains[numbers.cpu().numpy()]
 
-    def with_test_from_training(self, numbers: torch.Tensor, clients: torch.Tensor) -> Self:
+    def with_test_from_training(
+        self, numbers: torch.Tensor, clients: torch.Tensor | None = None
+    ) -> Self:
         """Return a copy of the data in which training examples replace the test set.
 
         numbers: int64 [m], indices of the training examples. clients: int64 [m], the client that
-        holds out each of them.
+        holds out each of them. None: unknown.
         """
         x, y, domains = self.x_train[numbers], self.y_train[numbers], self._domains_of(numbers)
         return replace(self, x_test=x, y_test=y, test_clients=clients, test_domains=domains)

@@ -155,7 +155,7 @@ def load_subject(
 
 def select_examples(run: RunDirectory, parts: Parts, options: Namespace, number: int) -> Data:
     """Return the run's data with the selected examples as the test set. number: the round."""
-    data = load_own_data(parts, whole=options.data != "test")
+    data = load_own_data(run, parts, whole=options.data != "test")
     x, y, tasks = data.x_test, data.y_test, data.test_tasks
     if options.data != "test":
         numbers = torch.from_numpy(training_examples(run, options.data, number))
