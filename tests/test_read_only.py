@@ -167,6 +167,51 @@ def test_hook_that_changes_its_arguments_is_refused(kind, change, what, engine):
         play(make_simulation(kind(change=change), engine=engine), 1)
 
 
+class Plan(FedAvg):
+    change: Any
+
+    def host_plan(self, federation, client, rng):
+        self.change(federation, client, rng)
+        return {"counts": federation.counts[client]}
+
+
+def no_counts(federation, client, rng):
+    federation.counts[client] = 0
+
+
+def equal_weights(federation, client, rng):
+    federation.weights[:] = 1
+
+
+def other_labels(federation, client, rng):
+    federation.labels[federation.parts[client]] += 1
+
+
+@pytest.mark.parametrize("engine", PAIR)
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_counts,
+        equal_weights,
+        other_labels,
+        lambda federation, client, rng: rng.shuffle(federation.parts[client]),
+        lambda federation, client, rng: federation.shared.sort(),
+    ],
+)
+def test_hook_that_changes_arrays_of_the_federation_is_refused(change, engine):
+    with pytest.raises(ValueError, match="read-only"):
+        play(make_simulation(Plan(change=change), engine=engine), 1)
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+@pytest.mark.parametrize("engine", PAIR)
+def test_plan_may_have_arrays_of_the_federation(engine):
+    def change(federation, client, rng):
+        rng.shuffle(federation.parts[client].copy())
+
+    play(make_simulation(Plan(change=change), engine=engine), 1)
+
+
 class Plain(PlainClient):
     def fit(self, model, loader, ctx):
         first(ctx.received["params"]).mul_(0.5)

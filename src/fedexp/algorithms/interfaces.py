@@ -114,9 +114,19 @@ class ClientData(Protocol):
         """
 
 
+def read_only_view(array: np.ndarray) -> np.ndarray:
+    """Return a view of an array through which the array cannot be changed."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 @dataclass(frozen=True)
 class Federation:
-    """What the server knows about the clients and their data."""
+    """What the server knows about the clients and their data.
+
+    Hooks, which may be a user's, only read it: its arrays are read-only.
+    """
 
     parts: tuple[np.ndarray, ...]  # client -> indices of its training examples
     counts: np.ndarray  # int [K, C]: number of training labels per client and class
@@ -132,6 +142,12 @@ class Federation:
     # indices of all unlabelled examples
     unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def __post_init__(self) -> None:
+        for name in ("parts", "surrogate"):
+            object.__setattr__(self, name, tuple(map(read_only_view, getattr(self, name))))
+        for name in ("counts", "labels", "shared", "unlabelled"):
+            object.__setattr__(self, name, read_only_view(getattr(self, name)))
+
     @property
     def num_clients(self) -> int:
         return len(self.parts)
@@ -143,7 +159,8 @@ class Federation:
     @cached_property
     def weights(self) -> np.ndarray:
         """Return the aggregation weights [K]: n_k, or ones with weighting=uniform."""
-        return np.array([1 if self.weighting == "uniform" else len(part) for part in self.parts])
+        uniform = self.weighting == "uniform"
+        return read_only_view(np.array([1 if uniform else len(part) for part in self.parts]))
 
     @cached_property
     def largest(self) -> int:

@@ -96,7 +96,7 @@ class ClientTraining:
         self.received = Unchanged(trees | {sent: self.server}, copies=self.round == 1)
 
     def _to_tensor(self, values: np.ndarray | int) -> Tensor:
-        return torch.as_tensor(np.asarray(values), device=self.runtime.device)
+        return torch.tensor(np.asarray(values), device=self.runtime.device)
 
     def run(self, evaluate_local: bool) -> Trained:
         self.live.load(self.server["params"], self.server["buffers"])

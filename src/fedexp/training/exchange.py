@@ -284,7 +284,7 @@ class PublicSet:
     def take(
         self, index: np.ndarray, dropout: np.random.Generator | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.runtime.device), None
+        chosen, keys = self.numbers[torch.tensor(index)].to(self.runtime.device), None
         if dropout is not None and isinstance(self.runtime.data, TextData):
             keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.runtime.device)
         return self.runtime.load_train(chosen, keys)
@@ -296,7 +296,7 @@ class PublicSet:
         self, models: Sequence[Params], parts: Sequence[np.ndarray]
     ) -> list[torch.Tensor]:
         return self.engine.logits(
-            self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
+            self.runtime, models, [self.numbers[torch.tensor(part)] for part in parts]
         )
 
 

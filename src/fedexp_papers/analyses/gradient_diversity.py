@@ -94,7 +94,7 @@ def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -
     parts: the indices of each client's training examples.
     """
     params = load_model(runtime, model)
-    numbers = [torch.from_numpy(part).to(runtime.device) for part in parts]
+    numbers = [torch.tensor(part, device=runtime.device) for part in parts]
     return tree.stack([local_gradient(runtime, params, each) for each in numbers])
 
 

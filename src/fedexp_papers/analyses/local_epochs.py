@@ -71,7 +71,7 @@ def accuracies(
     inside, outside = in_out_local(class_accuracy(correct, totals), counts)
     own = float("nan")
     if runtime.heads is None and len(part):
-        numbers = torch.from_numpy(part).to(runtime.device)
+        numbers = torch.tensor(part, device=runtime.device)
         right = runtime.logits(model, numbers).argmax(-1) == runtime.data.y_train[numbers]
         own = int(right.sum()) / len(part)
     return {
