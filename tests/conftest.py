@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf, base
 
 from leftovers import Watch
+
+# A shell ignores Ctrl+C in programs that it starts in the background, and so would their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all modules are imported and all tests are collected
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -99,7 +99,8 @@ def test_round_is_saved_only_after_all_callbacks_have_seen_it(tmp_path):
 
     (tmp_path / "whole").mkdir()
     whole = play(simulation, tmp_path / "whole", Listening())
-    resumed = record(simulation, tmp_path, resume=True)
+    again = Callbacks([Listening(), Listening()])
+    resumed = record(simulation, tmp_path, resume=True, observers=again)
     assert_equal(resumed.server, whole.server)
     for name in (files.CLIENTS, "class_accuracy.csv"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

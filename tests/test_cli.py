@@ -98,7 +98,8 @@ print(heavy & sys.modules.keys())
     assert done.stdout.endswith("set()\n"), done.stdout + done.stderr
     assert all(f"\n  fedexp {name} " in done.stdout for name in SUBCOMMANDS)
     assert (
-        "\npartition: dirichlet, equal_shards, file, iid, lda, natural, sharding\n" in done.stdout
+        "\npartition: dirichlet, domains, equal_shards, file, iid, lda, natural, sharding\n"
+        in done.stdout
     )
     sweeps = ", ".join(list_options("sweep", conf_directories()))
     assert f"\nsweep: {sweeps}\n" in done.stdout, "the sweeps, not their files"

@@ -95,7 +95,9 @@ def test_presets_of_a_replaced_partition_are_dropped(partition):
         values = build(composition.without_hydra(config)).values
     assert values.keys().isdisjoint({"alpha", "min_size"})
     with (
-        pytest.raises(ConfigError, match=r"^alpha: only exists with partition=lda$"),
+        pytest.raises(
+            ConfigError, match=r"^alpha: only exists with partition=domains or partition=lda$"
+        ),
         composition.composed([*arguments, "alpha=0.1"]) as config,
     ):
         build(composition.without_hydra(config))

@@ -84,7 +84,7 @@ def test_every_job_is_checked_before_the_first_starts(fedexp, tmp_path):
         assert "public.fraction=0: Flashback needs a public set" in answer.err
         assert "(in 1 of 4 jobs: algorithm=flashback local.epochs=1)" in answer.err
         assert "(in 2 of 4 jobs: algorithm=fedavg local.epochs=0, ...)" in answer.err
-        assert answer.err.count("local.epochs=0: must be") == 1
+        assert answer.err.count("local.epochs=0.0: must be") == 1
         assert answer.err.endswith("no job has been started\n")
     assert not (tmp_path / "multirun").exists()
 

@@ -234,8 +234,8 @@ def make_task_partition(
     public, allowed = numbers[public], np.delete(numbers, public)
     parts, test, info = deal(built, data, allowed, public, labels, len(classes), rng)
     clients = np.full(len(every_label), -1, np.int64)
-    for client, numbers in chain(enumerate(parts), enumerate(test)):
-        clients[numbers] = client
+    for client, own in chain(enumerate(parts), enumerate(test)):
+        clients[own] = client
     if validation.fraction and validation.per_client:
         validated = hold_out_per_client(validation, parts, seed, key)
         parts = [np.setdiff1d(part, validated) for part in parts]
