@@ -83,7 +83,7 @@ public.fraction=0.0001 => public.fraction=0.0001 | 1437
 dataset.test_fraction=1e-300 => dataset.test_fraction=1e-300 | 1797
 data_dir=${oc.env:NO_SUCH_VARIABLE} => data_dir | NO_SUCH_VARIABLE
 hydra.run.dir=${nothing} => fedexp: Interpolation key 'nothing' not found
-partition=sharding alpha=0.1 => alpha | only exists with partition=lda
+partition=sharding alpha=0.1 => alpha | only exists with partition=domains or partition=lda
 shards_per_client=2 => only exists with partition=equal_shards or partition=sharding
 model={a:1} => model={a:1} | one option of the group
 figures=3 => figures=3: must be a node with the keys figures.draw
