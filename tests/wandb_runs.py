@@ -44,6 +44,7 @@ class FakeRun:
         self.step = 0  # of the next row; greater if the server has rows
         self.dir = str(Path(asked["dir"]) / "wandb" / f"{prefix}-20261125-{asked['id']}" / "files")
         Path(self.dir).mkdir(parents=True)
+        Path(self.dir).with_name(f"run-{asked['id']}.wandb").touch()
 
     def log(self, row, step=None, commit=None):
         self.logged.append((step, row))

@@ -275,9 +275,9 @@ def is_logged_in(settings: Any) -> bool:
 def last_wandb_id(directory: Path) -> str | None:
     """Return the id of the newest W&B run in a directory, or None if there is none.
 
-    The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
+    The id is read from the name of the run's file: a folder is `run-<time>-<id>` or
+    `offline-run-<time>-<id>`, followed by `-1` if that name was taken within the same second.
     """
-    folders = (directory / "wandb").glob("*run-*-*")
-    parts = [path.name.removeprefix("offline-").split("-") for path in folders]
-    newest = max(parts, default=None, key=lambda each: each[1])
-    return "-".join(newest[2:]) if newest else None
+    files = (directory / "wandb").glob("*run-*-*/run-*.wandb")
+    newest = max(files, default=None, key=lambda path: path.parent.name.split("run-")[1])
+    return newest.stem.removeprefix("run-") if newest else None
