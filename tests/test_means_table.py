@@ -230,6 +230,19 @@ def test_each_setting_has_the_measures_of_its_runs(tmp_path):
     ]
 
 
+def test_table_shows_own_accuracy_if_the_runs_have_it(tmp_path):
+    own = {"own_accuracy_weighted": 0.875, "own_accuracy": 0.9}
+    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.5)
+    before = body(tmp_path)
+    assert before[0] == ["", "Accuracy (%)", "Forgetting"]
+    make_run(tmp_path, ["algorithm=ditto"], 0, accuracy=0.5, **own)
+    assert body(tmp_path) == [
+        ["", "Accuracy (%)", "Forgetting", "Own accuracy weighted (%)"],
+        ["Ditto", "50.00", "0.100", "87.50"],
+        ["FedAvg", *before[1][1:], "-"],
+    ]
+
+
 def test_numbers_in_names_are_sorted_by_value():
     assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
 

@@ -19,6 +19,7 @@ from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.held_out import Validation
 from fedexp.engine.sequential import ClientTraining
+from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.own_test import OwnTest, own_results
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
@@ -74,6 +75,24 @@ def test_measures_of_own_tests_equal_hand_calculation():
     first = metric.round_values(history.upto(1))
     assert first["own_accuracy_weighted"] == pytest.approx(0.5)
     assert np.isnan(first["own_forgetting"]), "there is no earlier round"
+
+
+def test_best_round_has_the_highest_weighted_mean():
+    """Weighted means of rounds 1 to 3 by hand: 0.25, 0.75, 0.75. The initial model does not count,
+    unless there is no other, and clients without test examples do not. The unweighted mean is
+    highest in round 3."""
+    history = recorded([[1, 1, NAN], [0, 1, NAN], [1, 0, NAN], [2 / 3, 1, NAN]], [3, 1, 0])
+    metric = Metrics([OwnTest(personal=False, tests_clients=False)])
+    found = metric.summary(history)
+    assert found["best_own_accuracy_weighted"] == pytest.approx(0.75)
+    assert (found["best_own_round"], type(found["best_own_round"])) == (2, int)
+    assert metric.summary(history.upto(1))["best_own_accuracy_weighted"] == pytest.approx(0.25)
+    assert metric.summary(history.upto(0))["best_own_round"] == 0
+    personal = recorded(np.zeros((3, 2)), [1, 1], personal=[[0, 0], [0.5, 0.5], [0, 0]])
+    found = OwnTest(personal=True, tests_clients=False).summary(personal)
+    assert (found["best_own_accuracy_weighted"], found["best_own_round"]) == (0.5, 1)
+    nobody = metric.summary(recorded([[NAN], [NAN]], [0]))
+    assert np.isnan([nobody["best_own_accuracy_weighted"], nobody["best_own_round"]]).all()
 
 
 def test_local_model_is_compared_with_earlier_rounds_of_its_client():
@@ -250,6 +269,9 @@ def test_run_writes_tables_and_figure(here, capsys):
     assert run.summary["own_accuracy_weighted"] == pytest.approx(run.summary["accuracy"])
     assert run.summary["own_accuracy"] == pytest.approx(last["global"].mean())
     assert run.summary["own_accuracy_worst"] == last["global"].min()
+    curve = pd.read_csv(here / "run" / "rounds.csv")["own_accuracy_weighted"][1:]
+    assert run.summary["best_own_accuracy_weighted"] == curve.max()
+    assert run.summary["best_own_round"] == curve.idxmax()
     best = table[table["round"].isin([1, 2])].groupby("client")["global"].max()
     assert run.summary["own_forgetting"] == pytest.approx((best - last["global"]).mean())
     assert (here / "run" / "figures" / "own_tests.png").exists()

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.metrics.forgetting_metric import FORGETTING
+from fedexp.metrics.own_test import OWN_ACCURACY
 from fedexp.metrics.quantity import ACCURACY, Column
 from fedexp.metrics.tasks import AVERAGE_ACCURACY, TASK_FORGETTING
 from fedexp.rundir.objective import TARGETS, declared_direction
@@ -13,23 +14,27 @@ from fedexp.rundir.reader import RunDirectory
 
 # accuracy and forgetting, first for continual learning and then for all other runs
 OF_TASKS, OF_CLASSES = (AVERAGE_ACCURACY, TASK_FORGETTING), (ACCURACY, FORGETTING)
+# the last one only if the clients' own test examples were used
+MAIN = (OF_TASKS, (*OF_CLASSES, OWN_ACCURACY))
 
 
 def main_measures(runs: Iterable[RunDirectory]) -> list[Column]:
     """Return the accuracy and forgetting measures that suit the runs.
 
-    For runs on a stream of tasks, these are average accuracy and task forgetting. Values on the
+    For runs on a stream of tasks, these are average accuracy and task forgetting. For runs that
+    tested models on each client's own test examples, the accuracy on these follows. Values on the
     validation set are used only for runs that were not evaluated on the test set. If only some of
     the runs are on a stream of tasks, the measures of both kinds are returned.
     """
     found: dict[Column, None] = {}
     for run in runs:
         known = {*run.summary, *(() if run.rounds is None else run.rounds)}
-        kinds = [(both, view) for view in (PLAIN, VALIDATION) for both in (OF_TASKS, OF_CLASSES)]
-        for both, view in kinds:
-            measures = [Column(each, view) for each in both]
-            if {measures[0].key, measures[0].name} & known:
-                found |= dict.fromkeys(measures)
+        kinds = [(kind, view) for view in (PLAIN, VALIDATION) for kind in MAIN]
+        for kind, view in kinds:
+            first, second, *further = [Column(each, view) for each in kind]
+            if {first.key, first.name} & known:
+                measured = [each for each in further if each.key in known]
+                found |= dict.fromkeys([first, second, *measured])
                 break
     return list(found) or [Column(each) for each in OF_CLASSES]
 
@@ -37,9 +42,10 @@ def main_measures(runs: Iterable[RunDirectory]) -> list[Column]:
 def is_accuracy_key(key: str) -> bool:
     """Return whether a key of summary.json is an accuracy in any view of the test set.
 
-    The worst accuracy and the standard deviation over clients are also accuracies in this sense.
+    The weighted mean, the worst accuracy and the standard deviation over clients are also
+    accuracies in this sense.
     """
-    return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
+    return re.sub("(_weighted|_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
 
 
 def less_is_better(key: str, runs: Iterable[RunDirectory] = ()) -> bool | None:

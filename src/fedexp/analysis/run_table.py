@@ -21,7 +21,7 @@ from fedexp.rundir.sweeps import find_runs
 # Columns of the table of all runs. A column is left out if no run has a value for it.
 DATA = ("dataset", "scenario", "partition")
 COSTS = ("seconds_per_round", "mb_up_per_client", "mb_down_per_client")
-DIGITS = {"rounds": 0, "best_round": 0, "forgetting": 3, **dict.fromkeys(COSTS, 2)}
+DIGITS = {"rounds": 0, "forgetting": 3, **dict.fromkeys(COSTS, 2)}
 # prefixes of overrides that are left out because another column shows them
 SHOWN = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
 
@@ -85,17 +85,21 @@ def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[st
         asked = shown_metrics(every, Layout(tuple(metrics)))
         table = table.join(every[[name for name in asked if name not in table]])
     table = table.sort_values([name for name in (*DATA, "algorithm", "seed") if name in table])
-    cells = {name: [format_cell(str(name), value) for value in table[name]] for name in table}
+    digits = DIGITS | {column.key: 0 for column in main_columns() if column.quantity.whole}
+    cells = {
+        name: [format_cell(str(name), value, digits.get(str(name), 4)) for value in table[name]]
+        for name in table
+    }
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
     write_atomically(out.with_suffix(".csv"), csv(table).encode())
     write_atomically(out.with_suffix(".md"), text.encode())
     print(text, end="")
 
 
-def format_cell(name: str, value: Any) -> str:
+def format_cell(name: str, value: Any, digits: int) -> str:
     """Format a value of the table. name: the column of the value."""
     if pd.isna(value):
         return ""
     if isinstance(value, str) or name == "seed":
         return str(value)
-    return f"{value:,.{DIGITS.get(name, 4)}f}"
+    return f"{value:,.{digits}f}"

@@ -469,8 +469,15 @@ class Metrics:
             names = (*each.names(), *each.further)
             with naming_hook("forgetting_metric", "summary", type(each)):
                 values = each.summary(record)
-            found |= checked(each, values, names)
+            numbers = checked(each, values, names)
+            found |= {name: as_declared(each.further.get(name), numbers[name]) for name in numbers}
         return found
+
+
+def as_declared(quantity: Quantity | None, value: float) -> float:
+    """Return a value as an int if its quantity is a whole number, unless it is undefined."""
+    is_whole = quantity is not None and quantity.whole and not np.isnan(value)
+    return int(value) if is_whole else value
 
 
 def distinct(names: Iterable[Iterable[str]]) -> list[str]:

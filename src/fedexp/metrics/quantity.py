@@ -24,6 +24,7 @@ class Quantity:
     validated: its name in trackers for the validation set, if it has a section of its own.
     tested: whether the value is measured on each test set, so that there is a column for each.
     main: whether tables of results show it.
+    whole: whether it is a whole number, such as a round.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Quantity:
     validated: str = ""
     tested: bool = True
     main: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         of_forgetting = f"forgetting/{flat_name(self.name.removesuffix('_forgetting'))}"
@@ -131,6 +133,6 @@ ARRIVED = of_training("arrived_clients", "max", "comm/arrived_clients")
 OF_ROUNDS = (ACCURACY, LOSS, TRAIN_LOSS, LR, TASK, *COSTS, ARRIVED)
 # only in summary.json
 BEST_ACCURACY = Quantity("best_accuracy", "max", main=True)
-BEST_ROUND = of_training("best_round", "min", main=True)
-ROUNDS = of_training("rounds", "min")
+BEST_ROUND = of_training("best_round", "min", main=True, whole=True)
+ROUNDS = of_training("rounds", "min", whole=True)
 OF_RUN = (BEST_ACCURACY, BEST_ROUND, ROUNDS)

@@ -23,7 +23,6 @@ from rich.text import Text
 from fedexp.core.console import ROUNDS_LOG
 from fedexp.core.storage import display_path
 from fedexp.metrics.forgetting_metric import main_columns
-from fedexp.metrics.quantity import BEST_ROUND
 from fedexp.rundir import files
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
@@ -235,9 +234,8 @@ def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     for column in main_columns():
         if column.key in summary:
             name = column.key.replace("new_task", "new-task").replace("_augmented", ", augmented")
-            rows[name.replace("_", " ")] = shown(
-                column.key, "d" if column.quantity is BEST_ROUND else ".4f"
-            )
+            form = "d" if column.quantity.whole else ".4f"
+            rows[name.replace("_", " ")] = shown(column.key, form)
     targets = summary.get("rounds_to_target") or {}
     reached = [f"{target}: {'never' if n is None else n}" for target, n in targets.items()]
     rows["rounds to target"] = ", ".join(reached) or "-"
