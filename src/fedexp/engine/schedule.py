@@ -59,6 +59,23 @@ def steps_of_pass(
     return sum(each >= least for each in sizes)
 
 
+def batches_of_pass(
+    part: np.ndarray | tuple[np.ndarray, ...],
+    local: LocalTraining,
+    skip_single: bool,
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+    """Draw the batches of a pass over a client's examples (see `make_schedule`)."""
+    size, batches = local.batch_size, []
+    for numbers in part if isinstance(part, tuple) else (part,):
+        order = rng.permutation(numbers)
+        end = len(order) - size + 1 if local.drop_last else len(order)
+        batches += [order[i : i + size] for i in range(0, end, size)]
+    if isinstance(part, tuple) and len(part) > 1:
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+    return [batch for batch in batches if len(batch) > 1 or not skip_single]
+
+
 def make_schedule(
     part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,
@@ -81,25 +98,16 @@ def make_schedule(
         defined.
     again: a suffix that gives a second schedule in the same round different random numbers.
     """
-    orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
-    rows: list[np.ndarray] = []
-    parts = part if isinstance(part, tuple) else (part,)
+    rng = generator_for(seed, f"batches{again}", round, client)
     pass_steps = steps_of_pass(part, local, skip_single)
     steps = local.steps_of(pass_steps)
-    for _ in range(-(-steps // max(pass_steps, 1))):
-        batches = []
-        for numbers in parts:
-            order = orders.permutation(numbers)
-            end = len(order) - size + 1 if local.drop_last else len(order)
-            batches += [order[i : i + size] for i in range(0, end, size)]
-        rows += (
-            batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
-        )
-    if skip_single:
-        rows = [row for row in rows if len(row) > 1]
+    rows: list[np.ndarray] = []
+    while len(rows) < steps:
+        rows += batches_of_pass(part, local, skip_single, rng)
     rows = rows[:steps]
     # Pad with an example of the client, because other examples may have invalid labels.
-    index = np.full((len(rows), size), parts[0][0], dtype=np.int64)
+    example = (part[0] if isinstance(part, tuple) else part)[0]
+    index = np.full((len(rows), local.batch_size), example, dtype=np.int64)
     for s, row in enumerate(rows):
         index[s, : len(row)] = row
     draws = None
