@@ -72,15 +72,15 @@ class Exchange:
     states: Mapping[int, Tree]  # states of the clients that have taken part before
     number: int  # the round
     copies_epochs: bool = False  # whether to copy the models after each local epoch
-    absent: Sequence[int] = ()  # clients that never start
-    lost: Sequence[int] = ()  # clients that train, but whose messages do not arrive
+    # clients from which no message arrives; whether they train depends on `cohorts.dropout_at`
+    dropped: Sequence[int] = ()
 
     def run(
         self, clients: Sequence[int], clock: Clock, evaluate_local: bool = False
     ) -> CohortResult:
         """Send the broadcast to the clients, train them and collect their messages."""
         cohort = self.assemble(clients)
-        arrived = [i for i, client in enumerate(cohort.clients) if client not in self.lost]
+        arrived = [i for i, client in enumerate(cohort.clients) if client not in self.dropped]
         if self.copies_epochs and self.algorithm.trains_model:
             cohort = replace(cohort, marks=self.marks(cohort))
         clock.lap("sampling")
@@ -120,10 +120,12 @@ class Exchange:
         """
         device = self.simulation.runtime.device
         assigned = self.algorithm.roles(self.federation, clients, self.generator("roles"))
-        roles, schedules, states, plans, personals = [], [], [], [], []
+        absent = self.dropped if self.simulation.participation.dropout_at == "start" else ()
+        started, roles, schedules, states, plans, personals = [], [], [], [], [], []
         for role, client in zip(assigned, clients, strict=True):
-            if client in self.absent:
+            if client in absent:
                 continue
+            started.append(client)
             roles.append(role)
             schedules.append(self.schedule(role, client))
             state = self.states.get(client)
@@ -136,7 +138,6 @@ class Exchange:
             with reading(role, "personal_broadcast", {"server": self.server}):
                 personal = role.personal_broadcast(self.server, client, self.states, rng)
             personals.append(tree.to(personal, device))
-        started = [client for client in clients if client not in self.absent]
         return Cohort(self.number, started, roles, schedules, states, plans, personals)
 
     def prepare_next_round(self) -> None:

@@ -94,17 +94,15 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     if number > 1 and simulation.round_in_task(number) == 1:
         server = begin_task(simulation, server, number)
         clock.lap("refinement")
-    clients, at = sample(simulation, number), simulation.participation.dropout_at
+    clients = sample(simulation, number)
     dropped = simulation.dropped(number, clients)
-    absent, lost = (dropped if at == each else [] for each in ("start", "upload"))
-    log_empty(state, number, set(clients) <= {*dropped})
     states: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
     # 1. Run the exchanges of the round. In each, the cohort trains and the server aggregates.
     for each in algorithm.exchanges(stage.federation):
         local = simulation.tests_local(number) and each.trains_model
-        exchange = Exchange(simulation, each, server, states, number, copies_epochs, absent, lost)
+        exchange = Exchange(simulation, each, server, states, number, copies_epochs, dropped)
         result = exchange.run(clients, clock, local)
         done.append(result)
         new_states = dict(zip(result.cohort.clients, result.trained.states, strict=True))
@@ -136,9 +134,9 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     return collect_result(simulation, state, server, states, clients, done, clock)
 
 
-def log_empty(state: State, number: int, is_empty: bool) -> None:
+def log_empty(state: State, number: int) -> None:
     """Log the first round from which no message arrives."""
-    if is_empty and all(state.record.cohorts.values()):
+    if all(state.record.cohorts.values()):
         log.warning(
             "round %d: no client's message arrived, so the global model stays as it is; the column"
             " %s of %s counts the messages of each round",
@@ -167,6 +165,8 @@ def collect_result(
     """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
+    if not first.arrived:
+        log_empty(state, number)
     tests = evaluate(simulation, server, states, number, state.server, done)
     train_loss = mean_loss(first)
     diverged = diverged_clients(number, train_loss, server, done)
