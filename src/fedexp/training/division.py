@@ -62,20 +62,11 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
         )
         first_round = 1 + number * scenario.rounds_per_task
         parts.append(Stage(first_round, partition, federation, shards.server))
-    held_out = [part.partition.validation for part in parts]
-    clients = parts[0].partition.clients
+    partitions = [part.partition for part in parts]
     parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
     parts += scheduled_changes(built, data, tasks[0], parts[0])
-    if built.holds_out_test:
-        test = parts[0].partition.test
-        data = data.with_test_from_training(*map(torch.from_numpy, (test, clients[test])))
-    elif isinstance(built.partition, Natural) and built.scenario.name == "none":
-        data = with_natural_tests(data, parts[0].partition.parts)
-    data = add_validation_set(data, held_out, origin)
-    if built.validation.per_client and data.validation is not None:
-        own = torch.from_numpy(clients)[data.validation]
-        data = replace(data, validation_clients=own)
-    return data, parts
+    data = add_client_tests(built, data, partitions[0])
+    return add_validation_set(built, data, partitions, origin), parts
 
 
 def load_data(built: Built) -> Data:
@@ -90,15 +81,20 @@ def load_checksum(built: Built) -> str:
     return built.surrogate.attach(sequence.data, sequence.tasks, rng)[0].checksum
 
 
-def with_natural_tests(data: Data, parts: Sequence[np.ndarray]) -> Data:
-    """Return the data with the client of each test example, if natural clients have them.
+def add_client_tests(built: Built, data: Data, partition: Partition) -> Data:
+    """Return the data with the client of each test example, if the clients have test examples.
 
-    parts: each client's training examples, all of one natural client.
+    These are examples that clients hold out, or those of natural clients.
     """
-    if data.owners is None or data.test_owners is None:
+    if built.holds_out_test:
+        test = partition.test
+        owners = partition.clients[test]
+        return data.with_test_from_training(torch.from_numpy(test), torch.from_numpy(owners))
+    is_natural = isinstance(built.partition, Natural) and built.scenario.name == "none"
+    if not is_natural or data.owners is None or data.test_owners is None:
         return data
     clients = np.full(max(data.owners.max(), data.test_owners.max()) + 1, -1)
-    for client, part in enumerate(parts):
+    for client, part in enumerate(partition.parts):
         clients[data.owners[part[0]]] = client
     return replace(data, test_clients=torch.from_numpy(clients[data.test_owners]))
 
@@ -178,25 +174,35 @@ def add_replayed_examples(scenario: Scenario, parts: list[Stage], seed: int) -> 
     return made
 
 
-def add_validation_set(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
+def add_validation_set(
+    built: Built, data: Data, partitions: Sequence[Partition], origin: np.ndarray
+) -> Data:
     """Return the data with a validation set that joins the validation examples of all tasks.
 
-    held_out: the indices of each task's validation examples.
+    partitions: the partition of each task.
     origin: int [N], the task that each training example belonged to before the tasks were mixed.
 
     Raises ConfigError if a task has no validation examples.
     """
-    numbers = np.concatenate(held_out)
+    numbers = np.concatenate([partition.validation for partition in partitions])
     if not len(numbers):
         return data
     tasks = origin[numbers]
-    if missing := set(range(len(held_out))) - set(tasks.tolist()):
+    if missing := set(range(len(partitions))) - set(tasks.tolist()):
         raise ConfigError(
             f"validation.fraction: selects no examples from task {min(missing) + 1}; use a larger"
             " fraction"
         )
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
-    return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
+    of_client = None
+    if built.validation.per_client:
+        of_client = torch.from_numpy(partitions[0].clients[numbers])
+    return replace(
+        data,
+        validation=torch.from_numpy(numbers),
+        validation_tasks=of_task,
+        validation_clients=of_client,
+    )
 
 
 def make_task_partition(
