@@ -165,7 +165,7 @@ def change(name, **arrays):
         ),
         (
             lambda: Path("clients/train/4.npz").write_bytes(b""),
-            r"train/4\.npz: is no client's; .* 0\.npz to 3\.npz in train and in test",
+            r"train/4\.npz: belongs to no client; .* 0\.npz to 3\.npz in train and in test",
         ),
         (lambda: Path("clients/config.json").unlink(), "dataset.root=clients: has no config.json"),
         (

@@ -36,7 +36,7 @@ class Agreement:
     values: int
     agree: int
     cells: int
-    full_cells: int  # cells of which all values agree
+    full_cells: int  # cells in which all values agree
     comparable: int
     comparable_agree: int
     baseline: int  # comparable values that agree if FedAvg's result is used for every method

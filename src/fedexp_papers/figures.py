@@ -128,7 +128,7 @@ def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]
         named.append((fields.get("setting", setting), label))
     found = group_runs(runs, named, " ".join(added_overrides(sweep, sorted(shared))))
     place, place_of_method = place_in(sweep, "setting"), place_in(sweep, "method")
-    # names that are no algorithms, such as data sets, have the first colours
+    # names that are not algorithms, such as data sets, have the first colours
     algorithms = len(display_names())
     offset = algorithms if all(m.number >= algorithms for s in found for m in s.methods) else 0
     ordered = []

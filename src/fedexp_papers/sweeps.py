@@ -137,7 +137,7 @@ def find_paper_sweep(directory: Path) -> PaperSweep:
     known = [sweep.name for sweep in all_paper_sweeps()]
     if name not in known:
         raise ConfigError(
-            f"{directory}: {name} is no sweep of a paper; `fedexp report {directory}` writes the"
+            f"{directory}: {name} is not a sweep of a paper; `fedexp report {directory}` writes the"
             " tables of any sweep"
         )
     return load_paper_sweep(name)

@@ -13,7 +13,7 @@ statistics.
 
 Before a client's first participation, the previous model is the initial global model, as in
 FedNTD's code. MOON's code has no negative pair in round 1; in later rounds, the previous model of a
-client that has not trained is a randomly initialised one of its own. With `projection=0`, the
+client that has not trained is a randomly initialised model of that client. With `projection=0`, the
 features are the input of the classifier, as in FedNTD and FedKA. With `projection=n`, the model has
 MOON's projection head (d -> d, ReLU, d -> n) before the classifier; MOON uses n = 256.
 """

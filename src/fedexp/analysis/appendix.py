@@ -280,7 +280,7 @@ def tests(groups: Sequence[Group]) -> Section:
 
 
 def names_of(node: Any) -> Any:
-    """Return the names of the options of a group, or any other value as it is."""
+    """Return the names of the options of a group, or any other value unchanged."""
     return list(node) if isinstance(node, Mapping) else node
 
 

@@ -137,7 +137,7 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
     """Return the runs whose method and seeds another run has, each with the run that counts.
 
-    Such a run is no further seed, for example because it is a copy. Of several runs, the first one
+    Such a run, for example a copy, does not count as a further seed. Of several runs, the first one
     with the most test views counts.
     """
     found: dict[Path, RunDirectory] = {}

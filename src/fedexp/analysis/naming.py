@@ -163,7 +163,7 @@ def number_methods(methods: Iterable[str]) -> dict[str, int]:
 
     The number is the place of the algorithm among all options, so that a method looks the same in
     all pictures. Of several variants of an algorithm, the first one has this number. The other
-    variants, and algorithms that are no options, have numbers after those of all options. methods:
+    variants, and algorithms that are not options, have numbers after those of all options. methods:
     names that begin with an option or its display name.
     """
     known = display_names()

@@ -169,7 +169,7 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
 def format_difference(row: Mapping[Any, Any], settings: int) -> str:
     """Return a text such as `+1.20 [0.40, 2.00], n=10, p=0.012`, in points for accuracies.
 
-    There is no p if it would exceed 0.05 even with all differences of the same sign. settings:
+    p is omitted if it would exceed 0.05 even with all differences of the same sign. settings:
     the number of settings, whose pairs a row of OVERALL would have without gaps.
     """
     metric, size = str(row["metric"]), row["n"]

@@ -251,7 +251,7 @@ class Planned:
 
     @property
     def arguments(self) -> list[str]:
-        """The overrides with which a launcher starts the job in its directory."""
+        """The overrides that start the job in its directory when a launcher runs it."""
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.name)}"]
 
 
@@ -360,7 +360,7 @@ def describe_same(job: Planned, other: Planned) -> str:
     return (
         f"{', '.join(keys)}: the jobs that differ only here would have the same directory, because"
         " it is named by the values that change a result (identity in docs/guide/run_directory.md);"
-        f" run a sweep for each value, with a hydra.sweep.dir of its own{hint}"
+        f" run a separate sweep for each value, each with its own hydra.sweep.dir{hint}"
     )
 
 

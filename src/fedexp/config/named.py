@@ -1,8 +1,8 @@
 """Prepare a composed configuration, before its values are read.
 
 An experiment's values for an option give way if the user selects another option of the group. Names
-of data sets in `scenario.domains` and `surrogate.dataset` are replaced with the nodes of these
-options, of which only the node `dataset` is used. The changes in `schedule`, which users list by
+of data sets in `scenario.domains` and `surrogate.dataset` are replaced with these options, from
+which only the node `dataset` is used. The changes in `schedule`, which users list by
 round, become nodes with `_target_`.
 """
 

@@ -1,6 +1,6 @@
 """Lines, errors and flags of the console.
 
-A run goes on if standard output or standard error cannot be written to, because the terminal is
+A run continues if standard output or standard error cannot be written to, because the terminal is
 closed, the disk is full, or the encoding cannot represent a character in a path. The output is then
 lost or escaped.
 """

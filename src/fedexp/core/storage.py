@@ -287,7 +287,7 @@ def read_table(path: Path) -> "pd.DataFrame":
 def sort_rows(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return a table in the order of its keys, which become integers.
 
-    Raises ValueError if a key is no integer, or if a row appears twice.
+    Raises ValueError if a key is not an integer, or if a row appears twice.
     """
     keys = [name for name in table.columns if name in KEYS]
     for name in keys:

@@ -27,8 +27,8 @@ class PFLlib(AnyChannels):
     """The clients of a folder that was exported from PFLlib.
 
     Client k of PFLlib is natural client k, which has the training and the test examples of its
-    files. PFLlib stores normalised images; `mean` and `std` are those with which it normalised
-    them, so that models receive the same inputs. They are 0.5 in most of PFLlib's generators.
+    files. PFLlib stores normalised images; `mean` and `std` are the values that it used, so
+    that models receive the same inputs. They are 0.5 in most of PFLlib's generators.
     """
 
     tests_clients: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class PFLlib(AnyChannels):
             found = {path.name for path in folder.glob("*.npz")}
             wanted = {path.name for path in files}
             if wrong := sorted(found ^ wanted, key=lambda name: (len(name), name)):
-                what = "is missing" if wrong[0] in wanted else "is no client's"
+                what = "is missing" if wrong[0] in wanted else "belongs to no client"
                 raise ConfigError(
                     f"{folder / wrong[0]}: {what}; {Path(self.root, 'config.json')} has"
                     f" num_clients={clients}, so there must be 0.npz to {clients - 1}.npz in train"
@@ -153,8 +153,8 @@ class PFLlib(AnyChannels):
         if not ((np.abs(levels - whole) <= ROUNDING) & (whole >= 0) & (whole <= 255)).all():
             raise ConfigError(
                 f"{path}: its images were not normalised with dataset.mean={list(self.mean)}"
-                f" dataset.std={list(self.std)}, since (x * std + mean) * 255 is no grey level from"
-                " 0 to 255. Set the values of PFLlib's generate_*.py: 0.5 and 0.5 for most data"
-                " sets, 0 and 1 for images that it does not normalise (DomainNet)"
+                f" dataset.std={list(self.std)}, since (x * std + mean) * 255 is not a grey level"
+                " from 0 to 255. Set the values of PFLlib's generate_*.py: 0.5 and 0.5 for most"
+                " data sets, 0 and 1 for images that it does not normalise (DomainNet)"
             )
         return whole.astype(np.uint8).transpose(0, 2, 3, 1)

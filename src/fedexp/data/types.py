@@ -75,14 +75,14 @@ class Data(ABC):
     test_tasks: torch.Tensor | None = None
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
     test_clients: torch.Tensor | None = None
-    """int64 [M]: the client whose own test example each test example is, -1 if it is no client's;
+    """int64 [M]: the client that each test example belongs to, -1 if it belongs to none;
     None: the clients have no test examples of their own."""
     validation: torch.Tensor | None = None
     """int64 [V]: indices of the training examples that form the validation set."""
     validation_tasks: torch.Tensor | None = None
     """int64 [V]: the task of each validation example, if `test_tasks` is given."""
     validation_clients: torch.Tensor | None = None
-    """int64 [V]: the client that holds out each validation example; None: they are no client's."""
+    """int64 [V]: the client that holds out each validation example; None: they belong to none."""
     train_features: torch.Tensor | None = None
     """[N, D]: the features of the training examples, if a frozen backbone computes them."""
     test_features: torch.Tensor | None = None

@@ -57,7 +57,7 @@ Loss = Callable[[Network, Params, Batch, Context], torch.Tensor]
 
 @contextmanager
 def as_assertion() -> Iterator[None]:
-    """Convert an error with which a run refuses a part to an AssertionError."""
+    """Raise an AssertionError instead of the error of a run that refuses a part."""
     try:
         yield
     except (ConfigError, HookFailed, ClientFailure) as error:

@@ -38,7 +38,7 @@ def check_metric(
       those in `summary`. A list in `expected` has the values of `local_values`.
     - A run accepts the names and the numbers, and each value is defined in some round.
     - The values depend only on the record: on that of an earlier round too, in any order, twice.
-    - A class of which there are no examples changes no value.
+    - A class without examples changes no value.
     - `figures` draws after the initial model and at the end.
 
     matrix: class accuracies by hand, [rounds, C], first those of the initial model, nan for a class

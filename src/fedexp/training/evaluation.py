@@ -184,7 +184,7 @@ def evaluate_personal(
 
 
 def own_examples(simulation: Simulation, view: str) -> np.ndarray:
-    """Return each client's number of test examples of its own in a view, int64 [K]."""
+    """Return the number of each client's own test examples in a view, int64 [K]."""
     clients = simulation.runtime.tested_on(view).data.test_clients
     assert clients is not None, "checked when the run was prepared"
     held = clients[clients >= 0]

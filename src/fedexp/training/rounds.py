@@ -138,7 +138,7 @@ def log_empty(state: State, number: int) -> None:
     """Log the first round from which no message arrives."""
     if all(state.record.cohorts.values()):
         log.warning(
-            "round %d: no client's message arrived, so the global model stays as it is; the column"
+            "round %d: no client's message arrived, so the global model does not change; the column"
             " %s of %s counts the messages of each round",
             *(number, ARRIVED.name, files.ROUNDS),
         )

@@ -1,6 +1,6 @@
 """A trial of the local step of an algorithm, which may be a user's, before a run starts.
 
-The vectorised engine fills short batches with rows that are no examples (`Batch.mask`). An
+The vectorised engine fills short batches with rows that are not examples (`Batch.mask`). An
 objective that counts or averages them gives other results than on the other engines, without an
 error.
 """

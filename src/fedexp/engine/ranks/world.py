@@ -39,7 +39,7 @@ FIRST_WORD, NEXT_WORD = (
     1.0,
     30.0,
 )  # seconds until a rank says that it waits, and until it repeats it
-KEY = "FEDEXP_KEY"  # environment variable: the secret with which the ranks sign what they send
+KEY = "FEDEXP_KEY"  # environment variable: the secret that ranks sign their messages with
 HOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 Processes = Sequence[subprocess.Popen[bytes]]
@@ -191,7 +191,7 @@ def open_store(launch: Launch, waiting: Waiting, here: World) -> dist.Store:
 
 
 def ends_with(code: int) -> None:
-    """Set the exit code with which `leave` ends the command."""
+    """Set the exit code that `leave` ends the command with."""
     if _world is not None:
         _world.code = code
 

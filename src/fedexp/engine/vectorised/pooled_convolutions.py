@@ -246,7 +246,7 @@ class PooledConvolutions(Function):
 
 
 class _Gradients(Function):
-    """The gradients of weight and bias of each layer; a function of its own for its vmap rule."""
+    """The gradients of weight and bias of each layer; separate because of its vmap rule."""
 
     @staticmethod
     def forward(grad: Tensor, padding: int, precision: str, *saved: Tensor) -> tuple[Tensor, ...]:
