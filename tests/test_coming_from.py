@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import fedexp
 from fedexp.cli import main
@@ -302,3 +303,20 @@ def test_flower_partition_has_the_indices_before_shuffling(here, monkeypatch):
     shuffled = datasets.DatasetDict({"train": data}).shuffle(seed=42)["train"]["label"]
     for client, numbers in enumerate(clients):
         assert [100 + i for i in numbers] == list(shuffled)[client::3]
+
+
+# --- the table of defaults
+
+
+def test_defaults_on_the_page_are_those_of_the_program():
+    """The third column of the table, and the values of digits below it."""
+    text = PAGE.read_text(encoding="utf-8").partition("## What differs by default\n")[2]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    columns = "".join(row[2] for row in rows if len(row) == 4)
+    digits = re.search(r"\(digits: (.*?)\)", text, re.DOTALL)[1]
+    for dataset, part in (("pfllib", columns), ("cifar10", columns), ("digits", digits)):
+        config = composed(f"dataset={dataset}", "tracker=none")
+        values = dict(re.findall(r"`([a-z_.]+)=([^`]+)`", part))
+        assert len(values) >= 3
+        found = {key: str(OmegaConf.select(config, key)) for key in values}
+        assert found == values

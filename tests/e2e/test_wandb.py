@@ -1,5 +1,7 @@
 """W&B runs of whole runs, and a run finishes if W&B fails."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +41,29 @@ def test_tracked_run_has_the_results_of_its_files(fedexp):
     assert seen["summary"]["rounds_to_75pct_of_best"] == summary["rounds_to_target"]["0.75*best"]
     assert seen["summary"]["forgetting"] == summary["forgetting"]
     assert seen["summary"]["test/accuracy"]["last"] == summary["accuracy"]
+
+
+@pytest.mark.slow
+def test_page_reads_an_offline_run_back(fedexp, tmp_path, monkeypatch):
+    """The lines of docs/guide/wandb.md find the values of rounds.csv and class_accuracy.csv."""
+    page = Path(__file__).parents[2] / "docs" / "guide" / "wandb.md"
+    section = page.read_text(encoding="utf-8").partition("## Read an offline run\n")[2]
+    lines = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    run = make_run(fedexp, *OFFLINE, "rounds=3")
+    program = tmp_path / "bin" / "wandb"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m wandb "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    found = {}
+    exec(compile(lines, str(page), "exec"), found)
+    rounds = pd.read_csv(run / "rounds.csv").set_index("round")
+    assert found["accuracy"] == rounds["test_accuracy"].to_dict()
+    classes = pd.read_csv(run / "class_accuracy.csv").pivot(
+        index="round", columns="class", values="accuracy"
+    )
+    logged = [each for each in found["logged"] if "class/3" in each]
+    assert {each["round"]: each["class/3"] for each in logged} == classes[3].to_dict()
 
 
 @pytest.mark.slow
