@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedexp.analysis.groups import WITHIN
-from fedexp.analysis.layout import latex_text
+from fedexp.analysis.layout import Section, latex_appendix, latex_text
 from fedexp.cli.main import main
 from fedexp.data.partitioned import Partition
 from fedexp.rundir import origin
@@ -41,8 +41,10 @@ OF_TABLES = {
     "endlastfoot",
 }
 OF_TABLES |= {"multicolumn", "raggedright", "arraybackslash", "linewidth", "begin", "end"}
+OF_TABLES |= {"dimexpr", "tabcolsep", "par", "ifdim", "pagegoal", "pagetotal", "baselineskip"}
+OF_TABLES |= {"newpage", "fi"}
 OF_TEXT = {"section", "subsection", "texttt", "textbf", "pm", "dagger", "textless", "textgreater"}
-OF_TEXT |= {"textbar", "textbackslash", "textasciitilde", "textasciicircum"}
+OF_TEXT |= {"allowbreak", "textbar", "textbackslash", "textasciitilde", "textasciicircum"}
 
 
 def read_latex(text: str) -> list[str]:
@@ -217,7 +219,8 @@ def test_appendix_of_a_run_is_not_an_option(tmp_path, capsys):
         ("`--config-dir` <x>", r"\texttt{-{}-config-dir} \textless{}x\textgreater{}"),
         ("[1, 2]", "{}[1, 2]"),
         ("**1.0 ± 0.1**", r"\textbf{1.0 $\pm$ 0.1}"),
-        ("-1", "-1"),
+        ("-1.5 [-2, 1e-3], n=-1", "$-$1.5 [$-$2, 1e-3], n=$-$1"),
+        ("2026-11-28 a-1 `mu=-1` -", r"2026-11-28 a-1 \texttt{mu=-1} -"),
     ],
 )
 def test_text_for_latex_is_escaped(text, latex):
@@ -240,3 +243,19 @@ def test_text_for_latex_is_escaped(text, latex):
 def test_reader_of_latex_finds_errors(wrong):
     with pytest.raises(AssertionError):
         read_latex(wrong)
+
+
+def test_long_words_of_an_appendix_may_be_broken():
+    """Others would overlap the next column. The widths follow the texts and add up to the line."""
+    texts = {"value": ["fedexp.data.Digits_of_us", "0.125"], "hash": ["0123456789" * 4, "1"]}
+    names = ["`dataset.augmentation.flip`", "mu"]
+    part = Section("Data", pd.DataFrame(texts, names), "key")
+    text = latex_appendix("mine", [], [part])
+    read_latex(text)
+    assert r"\texttt{dataset.\allowbreak{}augmentation.\allowbreak{}flip}" in text
+    assert r"fedexp.\allowbreak{}data.\allowbreak{}Digits\_\allowbreak{}of\_\allowbreak{}us" in text
+    assert text.count(r"0123456789\allowbreak{}") == 3
+    assert "mu & 0.125 & 1 " in text
+    widths = [float(each) for each in re.findall(r"dimexpr ([\d.]+)", text)]
+    assert sum(widths) == pytest.approx(1, abs=2e-3)
+    assert widths[2] > widths[0] > widths[1]

@@ -1,5 +1,9 @@
 """The tables of a sweep: means over seeds, rounds to targets, and the values a search chose."""
 
+import re
+import shutil
+import subprocess
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -136,14 +140,14 @@ def test_latex_has_the_tables_and_stays_up_to_date(tmp_path):
     assert not (tmp_path / "table.tex").exists()
     assert main(["report", str(tmp_path), "--no-figures", "--metrics", "accuracy", "--latex"]) == 0
     text = (tmp_path / "table.tex").read_text()
-    first = text.partition("\\begin{table}")[0].splitlines()
+    first = text.partition("\\end{table}")[0].splitlines()
     assert [line for line in first if "&" in line] == [
         r"Accuracy (\%) & alpha=0.1 & alpha=1 \\",
         r"FedAvg & \textbf{40.00 $\pm$ 0.00} & 80.00 $\pm$ 0.00 \\",
         r"my\_\{50\%\} & 30.00 $\pm$ 0.00 & 70.00 $\pm$ 0.00 (n=5)$^\dagger$ \\",
     ]
     assert r"\caption{Difference to FedAvg}" in text
-    assert r"my\_\{50\%\} & -10.00 [-10.00, -10.00], n=6 (11 of 12 pairs), p=0.031" in text
+    assert r"my\_\{50\%\} & $-$10.00 [$-$10.00, $-$10.00], n=6 (11 of 12 pairs), p=0.031" in text
     assert "alpha=1 FedAvg & 0.76 & 2 $\\pm$ 0 & 2 $\\pm$ 0" in text
     flags = ("--baseline", "my_{50%}", "--no-figures", "--latex")
     assert main(["report", str(tmp_path), *flags]) == 0
@@ -151,6 +155,47 @@ def test_latex_has_the_tables_and_stays_up_to_date(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg", "alpha=0.1", "seed=7"], [0.1, 0.4], seed=7)
     assert main(["report", str(tmp_path), "--no-figures"]) == 0
     assert "(n=6)" in (tmp_path / "table.tex").read_text()
+
+
+def test_latex_has_a_row_of_settings_only_if_there_are_several(tmp_path):
+    """With several measures, each setting has a rule above its columns."""
+    for alpha in ("0.1", "1"):
+        for algorithm in ("fedavg", "fedntd"):
+            given = [f"algorithm={algorithm}", f"alpha={alpha}", "seed=0"]
+            make_run(tmp_path / alpha, given, [0.1, 0.4])
+            make_run(tmp_path / "both", given, [0.1, 0.4])
+    heads = {}
+    for name in ("1", "both"):
+        assert main(["report", str(tmp_path / name), "--no-figures", "--latex"]) == 0
+        text = (tmp_path / name / "table.tex").read_text()
+        heads[name] = re.search(r"\\toprule\n(.*?)\\midrule", text, re.DOTALL)[1].splitlines()
+        assert text.count("\\begin{table}") == text.count("\\begin{tabular}") == 2
+    assert heads["1"] == [r" & Accuracy (\%) & Forgetting \\"]
+    assert heads["both"] == [
+        r" & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=1} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}",
+        r" & Accuracy (\%) & Forgetting & Accuracy (\%) & Forgetting \\",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_tables_and_appendix_compile(tmp_path):
+    """No line is more than 5 pt too wide, although the tables are wider than the text."""
+    for seed in range(3):
+        for alpha in ("0.1", "0.5", "1"):
+            for name in ("fedavg", "my_{50%}", "fedprox"):
+                given = [f"algorithm={name}", f"alpha={alpha}", f"seed={seed}"]
+                make_run(tmp_path, given, [0.1, 0.4], seed=seed)
+    assert main(["report", str(tmp_path), "--no-figures", "--latex", "--appendix"]) == 0
+    packages = r"\usepackage{array,booktabs,graphicx,longtable}"
+    page = rf"\documentclass{{article}}{packages}\begin{{document}}\input{{table}}"
+    (tmp_path / "page.tex").write_text(rf"{page}\clearpage\input{{appendix}}\end{{document}}")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert [
+        each for each in re.findall(r"([\d.]+)pt too wide", done.stdout) if float(each) > 5
+    ] == []
 
 
 def test_latex_of_a_run_is_not_an_option(tmp_path, capsys):

@@ -1,23 +1,32 @@
 """Format tables as Markdown, csv and LaTeX."""
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 SOME_DIVERGED = "†"  # mark of a value that leaves out seeds
 FORMULA = re.compile(r"[=+@\t\r-].")  # a spreadsheet runs a cell that starts like this
+BREAK = "\u200b"  # where a long word may be broken
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
 
 IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
-    | {"±": r"$\pm$", SOME_DIVERGED: r"$^\dagger$"}
+    | {"±": r"$\pm$", SOME_DIVERGED: r"$^\dagger$", BREAK: r"\allowbreak{}"}
 )
+NEEDS = r"needs \usepackage{booktabs,graphicx}"
+APPENDIX_NEEDS = r"needs \usepackage{array,booktabs,longtable}, and \onecolumn in two columns"
+# makes a table as narrow as the text, if it is wider
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
+# begins a new page if the heading and some rows of a table do not fit on this one
+KEPT = r"\par\ifdim\dimexpr\pagegoal-\pagetotal<10\baselineskip\newpage\fi"
 
 
 @dataclass(frozen=True)
@@ -76,54 +85,108 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
 
 
 def latex(part: Section) -> str:
-    """Format a table for LaTeX with the package booktabs.
+    """Format a table for LaTeX with the packages booktabs and graphicx.
 
-    The caption is its title. The explanations are comments above it.
+    The caption is its title. The explanations are comments above it. A table that is wider than the
+    text is made smaller.
     """
-    corners = [latex_text(part.corner), *[""] * (part.table.columns.nlevels - 1)]
-    shown = part.table.rename_axis(columns=corners).rename_axis(index=None)
-    style = shown.style.format(latex_text)
+    table = part.table
+    if table.columns.nlevels > 1 and not any(table.columns.get_level_values(0)):
+        table = table.droplevel(0, axis="columns")  # of the only setting, which has no name
+    corners = [latex_text(part.corner), *[""] * (table.columns.nlevels - 1)]
+    column_format = "l" + "r" * table.shape[1]
+    style = latex_style(table.rename_axis(columns=corners))
+    text = style.to_latex(hrules=True, column_format=column_format, multicol_align="c")
+    if table.columns.nlevels > 1:
+        text = with_rules(text, table.columns.get_level_values(0))
+    notes = "".join(f"% {note}\n" for note in (NEEDS, part.about, part.legend) if note)
+    caption = f"\\caption{{{latex_text(part.title)}}}\n" if part.title else ""
+    return (
+        f"{notes}\\begin{{table}}\n\\centering\n{caption}{FITTED}{{%\n{text.strip()}}}\n"
+        "\\end{table}\n"
+    )
+
+
+def latex_style(table: pd.DataFrame) -> Styler:
+    """Return a table's style, in which all cells and headers are text for LaTeX."""
+    style = table.rename_axis(index=None).style.format(latex_text)
     for axis in (0, 1):
         style = style.format_index(latex_text, axis=axis)
-    text = style.to_latex(
-        hrules=True,
-        caption=latex_text(part.title) or None,
-        column_format="l" + "r" * shown.shape[1],
-        multicol_align="c",
-    )
-    notes = "".join(f"% {note}\n" for note in (part.about, part.legend) if note)
-    return f"{notes}{text}"
+    return style
+
+
+def with_rules(text: str, names: Iterable[str]) -> str:
+    """Draw a rule below each name that stands above several columns of a LaTeX table.
+
+    names: the name above each column.
+    """
+    rules, column = [], 2  # the first column has the rows' names
+    for _, same in itertools.groupby(names):
+        last = column + len(list(same)) - 1
+        rules.append(f"\\cmidrule(lr){{{column}-{last}}}")
+        column = last + 1
+    top, first, rest = text.partition("\\toprule\n")
+    head, line, below = rest.partition("\n")
+    return "".join([top, first, head, line, " ".join(rules), "\n", below])
 
 
 def latex_appendix(title: str, lines: Sequence[str], parts: Sequence[Section]) -> str:
     """Format sections as an appendix for LaTeX, with tables that may break over pages.
 
-    All columns of a table have the same width. lines: paragraphs below the title.
+    lines: paragraphs below the title.
     """
-    head = f"% needs \\usepackage{{array,booktabs,longtable}}\n\\section{{{latex_text(title)}}}\n"
+    head = f"% {APPENDIX_NEEDS}\n\\section{{{latex_text(title)}}}\n"
     texts = [head, *(f"{latex_text(line)}\n" for line in lines if line)]
     for part in parts:
-        columns = part.table.shape[1]
-        shown = part.table.rename_axis(index=None, columns=latex_text(part.corner))
-        style = shown.style.format(latex_text)
-        for axis in (0, 1):
-            style = style.format_index(latex_text, axis=axis)
-        width = 0.9 / (columns + 1)
-        form = f">{{\\raggedright\\arraybackslash}}p{{{width:.2f}\\linewidth}}"
-        body = style.to_latex(
-            hrules=True, environment="longtable", column_format=form * (columns + 1)
+        shown = part.table.rename_axis(columns=part.corner)
+        form = "".join(
+            f">{{\\raggedright\\arraybackslash}}p{{\\dimexpr {share:.3f}\\linewidth-2\\tabcolsep}}"
+            for share in shares(shown)
+        )
+        body = latex_style(breakable(shown)).to_latex(
+            hrules=True, environment="longtable", column_format=form
         )
         about = f"{latex_text(part.about)}\n" if part.about else ""
-        texts.append(f"\\subsection{{{latex_text(part.title)}}}\n{about}{body}")
+        texts.append(f"{KEPT}\n\\subsection{{{latex_text(part.title)}}}\n{about}{body}")
     return "\n".join(texts)
+
+
+def shares(table: pd.DataFrame) -> list[float]:
+    """Return the share of the width for each column of a table, the names of the rows first.
+
+    It grows with the length of the longest text, between limits. The shares add up to 1.
+    """
+    heads = [table.columns.name, *table.columns]
+    columns = [table.index, *(table.iloc[:, k] for k in range(table.shape[1]))]
+    lengths = [
+        min(max(map(len, map(str, [head, *column])), default=0), 40) + 4
+        for head, column in zip(heads, columns, strict=True)
+    ]
+    return [length / sum(lengths) for length in lengths]
+
+
+def breakable(table: pd.DataFrame) -> pd.DataFrame:
+    """Allow line breaks within the long words of a table's cells and of its rows' names."""
+    return table.map(break_words).rename(index=break_words)
+
+
+def break_words(value: object) -> str:
+    """Mark where long words may be broken: after punctuation, or else after ten characters."""
+    found = re.sub(
+        r"\S{16,}", lambda word: re.sub(r"(?<=[._/,=])(?=\w)", BREAK, word[0]), str(value)
+    )
+    return re.sub(r"\w{20,}", lambda word: re.sub(r"(\w{10})(?=\w)", rf"\1{BREAK}", word[0]), found)
 
 
 def latex_text(value: object) -> str:
     """Return text for LaTeX with its special characters escaped.
 
-    Bold text and code in Markdown become commands.
+    Bold text and code in Markdown become commands, and the sign of a number a minus.
     """
     escaped = re.sub("-(?=-)", "-{}", str(value).translate(IN_LATEX))  # -- would be a dash
+    parts = escaped.split("`")  # every second one is code
+    parts[::2] = [re.sub(r"(^|(?<=[ \[=*(]))-(?=\d)", "$-$", part) for part in parts[::2]]
+    escaped = "`".join(parts)
     words = re.sub(r"`([^`]+)`", r"\\texttt{\1}", escaped)
     words = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", words)
     return re.sub(r"^(?=[\[*])", "{}", words)  # else an argument of the end of the row before
