@@ -206,12 +206,6 @@ def test_time_of_a_resumed_run_is_divided_among_its_machines(tmp_path):
     }
 
 
-def test_appendix_of_a_run_is_not_an_option(tmp_path, capsys):
-    make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.1, 0.5])
-    assert main(["report", str(tmp_path / "run0"), "--appendix"]) == 2
-    assert "--appendix: is for the table of a sweep, but" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "latex"),
     [

@@ -28,8 +28,7 @@ EXPERIMENTS = SURFACE.with_name("experiments.txt")  # hashes of their values
 # sweeps would run their finished jobs again.
 IDENTITIES = SURFACE.with_name("identities.txt")
 OPTIONS = {group: list_options(group, CONFS) for group in list_groups(CONFS)}
-# An option of every group, until each has been had. Composing takes long and most options of
-# `algorithm` are files without a defaults list, so the last of those are read from their files.
+# An option of every group, until each has been had. The identities build the other algorithms.
 OPTIONS["algorithm"].sort(
     key=lambda name: "\ndefaults:" not in conf_file(f"algorithm/{name}").read_text("utf-8")
 )
@@ -67,15 +66,6 @@ def test_every_option_composes_and_builds(chosen):
         made = getattr(built, group) if group in MULTIPLE else [getattr(built, group)]
         classes = [find_class(node["_target_"], group) for node in nodes]
         assert [type(each) for each in made] == classes
-
-
-def test_further_algorithms_build():
-    config = composed()
-    OmegaConf.set_struct(config, False)
-    for option in OPTIONS["algorithm"][len(TOGETHER) :]:
-        config.algorithm = OmegaConf.load(conf_file(f"algorithm/{option}"))
-        cls = find_class(config.algorithm._target_, "algorithm")
-        assert type(build(config).algorithm) is cls, option
 
 
 SLOW = ("resnet50", "timm", "timm_lora", "torchvision", "torchvision_lora")

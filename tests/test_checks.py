@@ -24,7 +24,7 @@ from fedexp.models.own import OwnModel
 from fedexp.testing import check
 from fedexp.trackers.base import Callback, CallbackConfig, Tracker, TrackerConfig
 from test_own_models import Net
-from test_own_parts import GIVEN, Given
+from test_own_parts import GIVEN, Given, Widest
 from toy_federation import composed
 
 
@@ -112,17 +112,6 @@ class Worst(ForgettingMetric):
         return {"worst": self.scale * float(np.fmax.reduce(forgetting_per_class(record.matrix)))}
 
 
-class Widest(ForgettingMetric):
-    """The best class accuracy of each local model."""
-
-    columns: ClassVar = {"widest": "max"}
-    of_clients = ("widest",)
-    needs_local = True
-
-    def local_values(self, record, index):
-        return {"widest": np.nanmax(record.local_class_accuracy[index], axis=1)}
-
-
 class Poisoned(Worst):
     """Wrong: nan of an absent class becomes the value."""
 
@@ -170,13 +159,6 @@ class Forgets(Widest):
         return {"spread": float(np.ptp(known[0])) if known else float("nan")}
 
 
-class PerClass(Widest):
-    """Wrong: a value for each class."""
-
-    def local_values(self, record, index):
-        return {"widest": record.local_class_accuracy[index].max(0)}
-
-
 class Painted(Worst):
     """Wrong: an array is no figure."""
 
@@ -219,7 +201,6 @@ def test_metric_of_clients_equals_a_record_by_hand():
         (Counts(), "Counts: after round 4, a second call, round_values gives worst=.*only on"),
         (Changes(), r"round_values of Changes \(test_checks.py, line \d+\): .* read-only"),
         (Forgets(), "Forgets: spread is nan in all 4 rounds, so nothing is checked"),
-        (PerClass(), "PerClass returns widest=.*, but widest must be 4 numbers, one for each"),
         (Painted(), "Painted: the figure drops is a ndarray; must be a matplotlib Figure"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ForgettingMetric) else "",

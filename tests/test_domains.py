@@ -242,12 +242,6 @@ def test_run_by_domain_writes_table_and_heat_map(here, pacs):
     np.testing.assert_allclose(right / many, wide.loc[3], atol=1e-12)
 
 
-def test_run_without_domains_has_no_columns_of_them(here):
-    run = fedexp.run([*RUN, "num_clients=8", "rounds=1"], directory=here / "run")
-    assert not [name for name in run.rounds.columns if "domain" in name]
-    assert not (here / "run" / "domain_accuracy.csv").exists()
-
-
 def test_scenario_with_the_partition_by_domain_is_refused(pacs):
     with pytest.raises(ConfigError, match="partition=domains can only be used with scenario=none"):
         fedexp.run([*RUN, *GIVEN, "scenario=class_incremental"])

@@ -25,6 +25,7 @@ from fedexp.metrics.personal import Personal, own_mean, spread
 from fedexp.metrics.record import Record
 from fedexp.models.resnet import CifarResNet
 from fedexp.training.evaluation import ModelTest, evaluate_personal
+from fedexp.training.rounds import play_round
 from test_views import full_run
 from toy_federation import TWO_TASKS, Normed, composed, make_simulation, play
 
@@ -253,8 +254,6 @@ def test_local_models_have_personal_columns(tmp_path):
         f"personal_local_{name}" for name in NAMES
     ]
     state = play(simulation, 2)
-    from fedexp.training.rounds import play_round
-
     found = play_round(simulation, state)
     local = found.tests["plain"].local
     counts = simulation.stages[0].partition.counts

@@ -168,7 +168,7 @@ def test_report_of_a_run_without_tables_names_what_they_need(tmp_path, capsys):
     ],
 )
 @pytest.mark.parametrize(
-    "flag", [["--sort", "name"], ["--transpose"], ["--baseline", "a"], ["--latex"]]
+    "flag", [["--sort", "name"], ["--transpose"], ["--baseline", "a"], ["--latex"], ["--appendix"]]
 )
 def test_flag_of_a_sweeps_table_is_not_ignored(given, reason, flag, tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "run")

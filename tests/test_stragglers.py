@@ -11,28 +11,22 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedrep import FedRep
-from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.mixins import OnePass
 from fedexp.algorithms.plain import PlainClient
 from fedexp.cli import main
-from fedexp.config.build import build
 from fedexp.config.cohorts import Uniform
 from fedexp.core.errors import ConfigError
 from fedexp.engine.schedule import make_schedule, steps_of_pass
-from fedexp.rundir.identity import essential, result_values
-from fedexp.testing import ENGINES, assemble, assert_engines_agree, record
+from fedexp.testing import ENGINES, assemble, assert_engines_agree
 from fedexp.training.exchange import Exchange, sample
 from fedexp.training.rounds import play_round
 from quick_runs import SMALL
-from test_dropout import LOOPS
+from test_dropout import LOOPS, assert_equals_loop
 from toy_federation import (
-    ALL,
     LARGER,
     LOCAL,
     Normed,
     SoftmaxRegression,
-    assert_close,
-    composed,
     engines_compared,
     make_simulation,
 )
@@ -201,13 +195,7 @@ def test_unequal_steps_equal_a_loop(name, local, engines):
             seen |= {schedule.steps for schedule in result.cohort.schedules}
             state.advance(result)
             loop.play_round("upload")
-            assert_close(state.server["params"], loop.w)
-            if on_server:
-                assert_close(state.server[on_server], getattr(loop, on_server))
-            for client, own in loop.kept.items():
-                if own:
-                    found = state.clients[client]
-                    assert_close(found[on_client] if on_client else found, own)
+            assert_equals_loop(state, loop, on_server, on_client)
         assert len(seen) > 1
 
 
@@ -304,30 +292,6 @@ def test_copies_after_epochs_end_with_the_last_step():
 
 
 # --- runs
-
-
-def test_resumed_run_equals_uninterrupted_run(tmp_path):
-    def simulation(rounds):
-        return make_simulation(
-            LOOPS["scaffold"][1], FIVE, cohorts=Uniform(stragglers=0.5), rounds=rounds,
-            forgetting_metric=ALL,
-        )  # fmt: skip
-
-    whole = record(simulation(4), tmp_path / "whole")
-    record(simulation(2), tmp_path / "parts")
-    resumed = record(simulation(4), tmp_path / "parts", resume=True)
-    assert_close(resumed.server, whole.server, atol=0)
-    assert_close(dict(resumed.clients), dict(whole.clients), atol=0)
-
-
-def test_identity_and_plain_values_are_those_without_the_options():
-    plain = build(composed())
-    for values in (essential(plain), result_values(plain.values)):
-        assert not {key for key in values if "straggler" in key or key == "local.steps"}
-    given = build(composed("local.steps=7", "cohorts.stragglers=0.5"))
-    assert essential(given) == essential(plain) | {"local.steps": 7, "cohorts.stragglers": 0.5}
-    assert isinstance(given.local, LocalTraining)
-    assert given.local.epochs is None
 
 
 @pytest.mark.parametrize(

@@ -198,14 +198,6 @@ def test_tables_and_appendix_compile(tmp_path):
     ] == []
 
 
-def test_latex_of_a_run_is_not_an_option(tmp_path, capsys):
-    """Its tables are always written for LaTeX, too."""
-    make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.1, 0.5])
-    (run,) = own_jobs(tmp_path)
-    assert main(["report", str(run.directory), "--latex"]) == 2
-    assert "--latex: is for the table of a sweep, but" in capsys.readouterr().err
-
-
 def test_accuracies_after_each_task_are_averaged_over_seeds(tmp_path):
     """50, 60 and 70 % have the mean 60 and the deviation 10. A run that ended after a task counts
     where it has values, and a diverged one does not."""

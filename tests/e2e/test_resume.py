@@ -124,17 +124,6 @@ def test_resume_uses_the_stored_options(fedexp, run):
     assert summary_of(run)["algorithm"] == "scaffold"
 
 
-@pytest.mark.slow
-def test_resumed_job_keeps_sweep_name(fedexp, tmp_path):
-    fedexp.done("--multirun", "rounds=1", "seed=0", *SMALL, "hydra.sweep.dir=many")
-    (job,) = tmp_path.glob("many/digits_*")
-    before = summary_of(job)
-    (job / "summary.json").unlink()
-    fedexp.done(f"resume={job}")
-    after = summary_of(job)
-    assert before["sweep"] == after["sweep"] == "many"
-
-
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [

@@ -101,9 +101,6 @@ def test_run_succeeds_if_the_console_cannot_be_written(tmp_path, both):
     check_completed(tmp_path / "run", "the console cannot be written to (No space left on device)")
 
 
-# ---- files among the images that are not images
-
-
 # ---- limits of memory
 
 
