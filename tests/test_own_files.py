@@ -167,3 +167,47 @@ def test_packages_of_a_run_of_an_earlier_version_do_not_differ(here):
 def test_imported_names(tmp_path, name, package, text, expected):
     (tmp_path / "m.py").write_text(text)
     assert set(own_files.imported(name, tmp_path / "m.py", package)) == expected
+
+
+UNFINISHED = """
+
+class Unfinished(FedAvg):
+    def agregate(self, server, replies, ctx):
+        return server
+
+
+class Counting(Callback):
+    def after_rounds(self, record):
+        pass
+
+
+class Count(CallbackConfig):
+    def create(self):
+        return Counting()
+"""
+
+
+def test_misspelt_hook_matters_only_if_the_run_uses_its_class(own, capsys):
+    """The other classes are in the module of a used one."""
+    more = "from fedexp.trackers.base import Callback, CallbackConfig\n"
+    (own / "own_package/smoothed.py").write_text(more + SMOOTHED + UNFINISHED)
+    (own / "conf_own/algorithm/unfinished.yaml").write_text(
+        "_target_: own_package.smoothed.Unfinished\n"
+    )
+    (own / "conf_own/callback").mkdir()
+    (own / "conf_own/callback/count.yaml").write_text(
+        "# @package callback.count\n_target_: own_package.smoothed.Count\n"
+    )
+    assert main([*OWN, *RUN, "rounds=1"]) == 0
+    capsys.readouterr()
+    place = "hydra.run.dir=other"
+    wrong = {
+        "Unfinished.agregate": "algorithm=unfinished",
+        "Counting.after_rounds": "callback=count",
+    }
+    for name, choice in wrong.items():
+        assert main([*OWN, *RUN, place, "rounds=1", choice]) == 2
+        message = capsys.readouterr().err
+        assert f"{name}: is not used by fedexp (nearest" in message
+        assert "Traceback" not in message
+        assert not (own / "other/config.yaml").exists(), "the run did not start"

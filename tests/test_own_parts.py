@@ -15,13 +15,13 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.config.build import build
 from fedexp.config.values import make
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, require
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
 from fedexp.metrics.record import Record
 from fedexp.testing import record
-from fedexp.trackers.base import Callback, Tracker
+from fedexp.trackers.base import Callback, Callbacks, Tracker
 from fedexp.training.checks import task_problems
 from fedexp.training.summary import check_result_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
@@ -137,10 +137,32 @@ def test_value_that_is_not_finite_is_rejected(value):
         (Tracker, "abrot", "abort"),
     ],
 )
-def test_misspelt_hook_is_rejected(base, name, meant):
-    with pytest.raises(ConfigError, match=rf"Mine\.{name}: is not used .*'{meant}'"):
-        type("Mine", (base,), {name: lambda self: None})
-    type("Mine", (base,), {f"_{name}": None, "helper": None})
+def test_misspelt_hook_is_rejected_if_its_class_is_used(base, name, meant):
+    """Also if a class that derives from it is used."""
+    mine = type("Mine", (base,), {name: lambda self: None})
+    for kind in (mine, type("Other", (mine,), {}), mine):
+        with pytest.raises(ConfigError, match=rf"Mine\.{name}: is not used .*'{meant}'"):
+            use(kind)
+    use(type("Mine", (base,), {f"_{name}": None, "helper": None}))
+
+
+def use(kind):
+    """Use a class as a run does."""
+    return Callbacks([kind()]) if issubclass(kind, Callback) else kind()
+
+
+def test_misspelt_hook_is_rejected_in_a_class_with_its_own_checks():
+    class Mine(FedAvg):
+        weight: float = 1.0
+
+        def __post_init__(self):
+            require(self.weight > 2, "algorithm.weight", self.weight, "greater than 2")
+
+        def agregate(self, server, replies, ctx):
+            return server
+
+    with pytest.raises(ConfigError, match=r"Mine\.agregate: is not used"):
+        Mine()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +177,7 @@ def test_hook_of_an_earlier_version_is_rejected(base, name, instead):
     with pytest.raises(
         ConfigError, match=rf"Mine\.{name}: is not used .* any more; use {instead}$"
     ):
-        type("Mine", (base,), {name: lambda self: None})
+        use(type("Mine", (base,), {name: lambda self: None}))
 
 
 def test_partition_without_assign_is_rejected():

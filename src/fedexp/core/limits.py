@@ -12,8 +12,11 @@ from difflib import get_close_matches
 from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
+from weakref import WeakSet
 
 from fedexp.core.errors import ConfigError, require, require_choice
+
+CORRECT: WeakSet[type] = WeakSet()  # classes whose names were checked
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,8 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 class Checked:
     """A base class whose subclasses are frozen dataclasses with keyword-only, checked fields.
 
-    The limits of the fields are checked when an object is created. prefix: the text before the
-    names of the fields in messages.
+    The limits of the fields, and the names of hooks, are checked when an object is created. prefix:
+    the text before the names of the fields in messages.
     """
 
     prefix: ClassVar[str] = ""
@@ -98,7 +101,6 @@ class Checked:
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        require_known_names(cls)
         if prefix is not None:
             cls.prefix = prefix
         if own := vars(cls).get("__post_init__"):
@@ -112,6 +114,7 @@ class Checked:
         del cls.__setattr__, cls.__delattr__
 
     def __post_init__(self) -> None:
+        require_known_names(type(self))
         check_limits(self, self.prefix, self.top)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -122,10 +125,11 @@ class Checked:
 
 
 def with_limits(own: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a class's `__post_init__` that also checks the limits, even without `super()`."""
+    """Return a class's `__post_init__` that also checks what `Checked` does, without `super()`."""
 
     @wraps(own)
     def check(self: Any) -> None:
+        require_known_names(type(self))
         own(self)
         check_limits(self, self.prefix, self.top)
 
@@ -133,10 +137,20 @@ def with_limits(own: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def require_known_names(cls: type) -> None:
-    """Raise ConfigError for a hook or attribute of a class that would be ignored.
+    """Raise ConfigError for a hook or attribute of a class or its bases that would be ignored.
 
-    Its name is misspelt, or is that of an earlier version (`_replaced` of a base class).
+    Its name is misspelt, or is that of an earlier version (`_replaced` of a base class). Classes
+    are checked when they are used, because a module may have others that are not finished.
     """
+    if cls in CORRECT:
+        return
+    for each in cls.__mro__:
+        require_own_names(each)
+    CORRECT.add(cls)
+
+
+def require_own_names(cls: type) -> None:
+    """Check the names that a class itself defines, see `require_known_names`."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base) if name[0] != "_"}
     own = vars(cls).keys()
     fields = vars(cls).get("__annotations__", {})

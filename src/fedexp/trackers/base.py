@@ -119,10 +119,6 @@ class Callback:
 
     _replaced: ClassVar = {"log_round": "after_round"}
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        require_known_names(cls)
-
     # whether the callback may end the run; fedexp copies it from the callback's options
     ends_runs: bool = True
 
@@ -210,10 +206,14 @@ class Callbacks:
     If a tracker raises an error, a warning is logged and that tracker is not called again. This
     applies to `abort` of any callback, since the error that ended the run must be reported. No
     callback is called after its `finish` or `abort`, and `abort` only after `start`.
+
+    Raises ConfigError if a class of the callbacks has a misspelt hook.
     """
 
     def __init__(self, members: Iterable[Callback]):
         self.members = list(members)
+        for each in self.members:
+            require_known_names(type(each))
         self._started: list[Callback] = []
         self.names = {id(each): name for name, each in name_states(self.members).items()}
         # states of trackers that failed or that the run no longer has, for when it has them again
