@@ -50,6 +50,7 @@ def test_page_reads_an_offline_run_back(fedexp, tmp_path, monkeypatch):
     section = page.read_text(encoding="utf-8").partition("## Read an offline run\n")[2]
     lines = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     run = make_run(fedexp, *OFFLINE, "rounds=3")
+    Path("offline").symlink_to(run)
     program = tmp_path / "bin" / "wandb"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m wandb "$@"\n')
