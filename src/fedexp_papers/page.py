@@ -131,12 +131,12 @@ def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:
     parts = layout.all_sections(named[named["n"] > 0])
     parts += readings.summarise_readings(table) + readings.check_claims(sweep, table)
     parts = [replace(part, legend="") for part in parts]  # the key is above all tables
-    origin = f"`sweep={sweep.name}`: {describe_origin(table)}"
+    origin = f"`sweep={sweep.name}`: {describe_runs(table)}"
     origin += f" [All numbers](../../multirun/{sweep.name}/comparison.csv)."
     return f"### {sweep.title}\n\n{origin}\n\n{all_markdown(parts, level=4)}"
 
 
-def describe_origin(table: pd.DataFrame) -> str:
+def describe_runs(table: pd.DataFrame) -> str:
     """Return the number of values, departures from the protocol, seeds, commits and hardware."""
     count = Counter(readings.first_reading(table)["protocol"])
     reduced = count["reduced"] or "other readings"

@@ -10,7 +10,7 @@ from fedexp.analysis.layout import csv
 from fedexp.config.options import conf_directories, list_options
 from fedexp_papers import evidence, readings
 from fedexp_papers.command import main
-from fedexp_papers.page import END, MARK, PAGE, PARTS, TABLES, describe_origin
+from fedexp_papers.page import END, MARK, PAGE, PARTS, TABLES, describe_runs
 from fedexp_papers.sweeps import all_paper_sweeps, load_paper_sweep
 from quick_runs import make_run
 
@@ -78,7 +78,7 @@ def test_other_readings_at_another_protocol_are_named():
     rows = {"protocol": ["full", "reduced"], "reading": ["", "released"]}
     rows |= {"changes": ["", "rounds=5"], "seeds": "0", "commits": "a", "hardware": "A"}
     text = "1 published value at the full protocol; other readings at another protocol, not judged "
-    assert describe_origin(pd.DataFrame(rows)).startswith(text)
+    assert describe_runs(pd.DataFrame(rows)).startswith(text)
 
 
 @pytest.mark.slow

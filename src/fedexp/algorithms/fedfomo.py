@@ -171,7 +171,7 @@ class FedFOMO(FedAvg):
         # ignored.
         filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
         rest = self.slots - self.models - len(averages)
-        models = trained_models(chosen, kept, like) + empty * filler + averages + rest * filler
+        models = last_models(chosen, kept, like) + empty * filler + averages + rest * filler
         valid = len(chosen) * [1.0] + empty * [0.0] + len(averages) * [1.0] + rest * [0.0]
         return {
             "models": tree.stack(models),
@@ -192,7 +192,7 @@ class FedFOMO(FedAvg):
             trained = server["trained"] * (server["federation"] == number)
             if trained.max() > 0:
                 last = torch.nonzero(trained == trained.max()).flatten()
-                models = trained_models(last.tolist(), kept, server["affinity"])
+                models = last_models(last.tolist(), kept, server["affinity"])
                 found.append(tree.average_buffers(tree.stack(models), server["shares"][last]))
         equal = server["affinity"].new_ones(len(found))
         return [*found, tree.average_buffers(tree.stack(found), equal)] if found else []
@@ -303,7 +303,7 @@ class FedFOMO(FedAvg):
         }
 
 
-def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
+def last_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
     """Return the models that the clients trained last, on the device of `like`."""
     return [tree.to(kept[j]["params"], like.device) for j in clients]
 

@@ -77,7 +77,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Column:
+class SharedFacts:
     """What several groups have in common, such as their data."""
 
     name: str
@@ -141,13 +141,13 @@ def compare_facts(
     part: a key of the summary with the name of the option. prefixes: of the keys of its settings.
     measured: returns further facts of the runs with equal settings.
     """
-    columns: list[Column] = []
+    columns: list[SharedFacts] = []
     for group in groups:
         first = group.runs[0]
         name, facts = known(first.run.summary.get(part)), first.chosen(prefixes)
         same = next((each for each in columns if (each.name, each.facts) == (name, facts)), None)
         if same is None:
-            columns.append(Column(name, facts, [*group.runs]))
+            columns.append(SharedFacts(name, facts, [*group.runs]))
         else:
             same.runs.extend(group.runs)
     every = [measured(column.runs) | column.facts for column in columns]
@@ -156,7 +156,7 @@ def compare_facts(
     return pairs(title, rows, "", *(head_of(column, columns) for column in columns))
 
 
-def head_of(column: Column, columns: Sequence[Column]) -> str:
+def head_of(column: SharedFacts, columns: Sequence[SharedFacts]) -> str:
     """Return a column's name, with the settings in which columns of the same name differ."""
     same = [each.facts for each in columns if each.name == column.name]
     keys = dict.fromkeys(key for facts in same for key in facts)

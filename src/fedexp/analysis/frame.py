@@ -177,7 +177,7 @@ def describe_replaced(sweep: Path) -> list[str]:
     """Return one line for all jobs of a sweep that other jobs replaced for the same reason."""
     found: dict[str, list[str]] = {}
     for run, new in replaced_jobs(sweep).items():
-        found.setdefault(describe_change(run, new), []).append(run.directory.name)
+        found.setdefault(describe_difference(run, new), []).append(run.directory.name)
     return [
         f"Not in the tables: {', '.join(names)}: a later command has other runs for the same"
         f" overrides ({change})"
@@ -185,7 +185,7 @@ def describe_replaced(sweep: Path) -> list[str]:
     ]
 
 
-def describe_change(old: RunDirectory, new: RunDirectory) -> str:
+def describe_difference(old: RunDirectory, new: RunDirectory) -> str:
     """Return the values and versions in which a run differs from the one that replaced it."""
     for run, words in ((old, "it has no configuration"), (new, "which has not begun")):
         if not run.config:

@@ -223,13 +223,13 @@ def with_schedule(values: dict[str, Any]) -> dict[str, Any]:
         # already a list of nodes
         if isinstance(written, list) and all(isinstance(each, dict) for each in written):
             continue
-        changes = by_round(key, written)
+        changes = changes_by_round(key, written)
         make = partition_node if key == "partition" else shares_node
         made[key] = [make(number, value) for number, value in sorted(changes.items())]
     return values | {"schedule": schedule | made}
 
 
-def by_round(key: str, written: Any) -> dict[int, Any]:
+def changes_by_round(key: str, written: Any) -> dict[int, Any]:
     """Return a dict that maps each round to its change, as the user wrote it.
 
     Raises ConfigError unless the value is a mapping from rounds (2, 3, ...) to changes.

@@ -22,7 +22,7 @@ DRAWS = 6
 UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 
 
-Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 <= v <= 4096)]
+PixelCount = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 <= v <= 4096)]
 
 
 class Draws(ABC):
@@ -52,11 +52,11 @@ class Augmentation(Transform):
     """Random crop, flip, rotation and cutout of training images; each can be turned off."""
 
     # pixels added on each side before a random crop to the original size; 0 = off
-    crop_padding: Pixels
+    crop_padding: PixelCount
     padding_mode: Literal["zero", "reflect"]  # zero: padded pixels are 0 before normalisation
     flip: bool  # whether to mirror images left to right with probability 1/2
     # side length of a random square that is set to 0 after normalisation; 0 = off
-    cutout: Pixels
+    cutout: PixelCount
     # largest angle in degrees; angles are drawn uniformly from -rotation to rotation; 0 = off
     rotation: Annotated[float, Limit("from 0 to 180 degrees", lambda v: 0 <= v <= 180)]
 

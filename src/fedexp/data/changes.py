@@ -38,7 +38,7 @@ class NewShares:
     shares: dict[int, float]
 
 
-Clients = Annotated[
+ClientNumbers = Annotated[
     list[int],
     Limit(
         "a list of distinct client numbers, counted from 0",
@@ -52,7 +52,7 @@ class DataSchedule(Checked, prefix="schedule."):
 
     partition: list[NewPartition]
     classes: list[NewShares]
-    clients: Clients | None  # clients that `classes` applies to; None: all clients
+    clients: ClientNumbers | None  # clients that `classes` applies to; None: all clients
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -126,7 +126,7 @@ class Surrogate(Checked, prefix="surrogate."):
 
     def draw_shards(
         self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> "Shards":
+    ) -> "SurrogateShards":
         """Cut the surrogate examples into shards, and draw shards for the clients and the server.
 
         Each client draws `shards` different shards. If there are enough shards, no two clients draw
@@ -157,11 +157,11 @@ class Surrogate(Checked, prefix="surrogate."):
         def joined(shards: np.ndarray) -> np.ndarray:
             return np.sort(np.concatenate([pieces[i] for i in shards]))
 
-        return Shards(tuple(map(joined, drawn)), joined(own))
+        return SurrogateShards(tuple(map(joined, drawn)), joined(own))
 
 
 @dataclass(frozen=True)
-class Shards:
+class SurrogateShards:
     """Indices of the surrogate examples that each client and the server have."""
 
     clients: tuple[np.ndarray, ...]

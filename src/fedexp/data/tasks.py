@@ -204,7 +204,7 @@ class ClassIncremental(MultiTask):
         return assemble(data, x, y, parts, names, classes)
 
 
-Domains = Annotated[
+FurtherDataSets = Annotated[
     list[DataSource], Limit("a list of data sets for the second and later tasks", bool)
 ]
 
@@ -217,7 +217,7 @@ class DomainIncremental(MultiTask):
 
     name = "domain_incremental"
 
-    domains: Domains  # data sets of the second and later tasks (options of the group `dataset`)
+    domains: FurtherDataSets  # options of the group `dataset`, one for each later task
     classes: Labels | None  # use only these labels, renumbered from 0; null: use all labels
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:

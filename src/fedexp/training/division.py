@@ -16,7 +16,7 @@ from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import NO_EXAMPLES, Natural
 from fedexp.data.partitioned import Partition
-from fedexp.data.surrogate import Shards
+from fedexp.data.surrogate import SurrogateShards
 from fedexp.data.tasks import Scenario, TaskSequence
 from fedexp.data.types import Data, Task
 from fedexp.training.simulation import Stage
@@ -36,7 +36,7 @@ def divide(built: Built) -> tuple[Data, list[Stage]]:
     data, tasks, unlabelled = built.surrogate.attach(
         sequence.data, tasks, generator_for(seed, "surrogate split")
     )
-    shards = Shards((), unlabelled)
+    shards = SurrogateShards((), unlabelled)
     if len(unlabelled):
         rng = generator_for(seed, "surrogate")
         shards = built.surrogate.draw_shards(unlabelled, built.settings.num_clients, rng)

@@ -221,7 +221,7 @@ def with_features(runtime: ClientRuntime) -> ClientRuntime:
     data, device = runtime.data, runtime.device
     width = classifier_of(runtime.net.module).in_features
     size = (len(data.y_train) + len(data.y_test)) * width * runtime.dtype.itemsize
-    free = vectorised.free_memory(device) if device.type == "cuda" else memory.free_memory()
+    free = vectorised.free_gpu_memory(device) if device.type == "cuda" else memory.free_memory()
     if size > SHARE_OF_MEMORY * free:
         log.info(
             "the features of the frozen backbone are computed in every step, because they need"

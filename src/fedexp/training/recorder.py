@@ -111,7 +111,7 @@ class Recorder:
             model={part: state.server[part] for part in ("params", "buffers")},
             result=result,
         )
-        read = Unchanged(parts_of(record, self.simulation))
+        read = Unchanged(what_callbacks_read(record, self.simulation))
         for each, reason in self.callbacks.call("after_round", record, read=read):
             if not reason:
                 continue
@@ -164,7 +164,7 @@ class Recorder:
         return self.saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
 
 
-def parts_of(record: RoundRecord, simulation: Simulation) -> dict[str, Tree]:
+def what_callbacks_read(record: RoundRecord, simulation: Simulation) -> dict[str, Tree]:
     """Return what callbacks read of a round and its run, by the names for messages."""
     parts: dict[str, Tree] = {
         "record.model": record.model,

@@ -220,7 +220,7 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
         if not is_out_of_memory(error):
             raise
         return 1
-    return max(int(SHARE_OF_MEMORY * free_memory(shared.runtime.device) / each), 1)
+    return max(int(SHARE_OF_MEMORY * free_gpu_memory(shared.runtime.device) / each), 1)
 
 
 def client_memory(shared: Shared, cohort: Cohort) -> int:
@@ -239,7 +239,7 @@ def client_memory(shared: Shared, cohort: Cohort) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def free_memory(device: torch.device) -> int:
+def free_gpu_memory(device: torch.device) -> int:
     """Return the unused memory of a CUDA device in bytes.
 
     This includes memory that torch has reserved but does not use.
