@@ -41,10 +41,10 @@ from fedexp.algorithms.base import Batch, Context, overrides
 from fedexp.core import tree
 from fedexp.core.errors import describe
 from fedexp.core.private.torch_internals import copy_each
-from fedexp.core.rng import torch_seed
+from fedexp.core.rng import seeded, torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
-from fedexp.engine.network import LiveNetwork, seeded_torch
+from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.engine.vectorised.graphs import CudaCapture, copy_into
@@ -292,7 +292,7 @@ class Captured(Engine):
                 training = SlotTraining(fixed, slot.live, alone, self.exact)
                 training.slot = slot  # type: ignore[assignment]
                 seed = torch_seed(runtime.seed, "layers", cohort.round, cohort.clients[position])
-                with seeded_torch(seed):
+                with seeded(seed):
                     found.append(training.run(evaluate_local))
         for slot in self.slots:
             if slot.recorder.stream is not None:

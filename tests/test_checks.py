@@ -255,6 +255,16 @@ def test_partition_passes_the_check():
     check(Shuffled(wrong="fixed"), deterministic=True)
 
 
+def test_partition_may_draw_from_global_generators():
+    """They are seeded with seeds.partition, also in a run."""
+
+    class Legacy(Shuffled):
+        def assign(self, labels, num_classes, num_clients, rng, owners):
+            return np.array_split(np.random.permutation(len(labels)), num_clients), {}  # noqa: NPY002
+
+    check(Legacy(), clients=(5,))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message", "options"),
     [

@@ -15,7 +15,7 @@ from torch import nn
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.network import seeded_torch
+from fedexp.core.rng import seeded
 from fedexp.models.own import OwnModel, Reading
 from fedexp.models.pretrained import (
     IMAGENET_MEAN,
@@ -82,9 +82,9 @@ class Fast(Own):
 
 
 def test_splitting_off_the_head_keeps_the_outputs():
-    with seeded_torch(0):
+    with seeded(0):
         whole = Net((1, 6, 6), 4)
-    with seeded_torch(0):
+    with seeded(0):
         split = Own(head="fc").build((1, 6, 6), 4)
     x = torch.randn(5, 1, 6, 6)
     output = split(x)
@@ -303,7 +303,7 @@ def weights(tmp_path):
     torchvision."""
     from torchvision.models import resnet18
 
-    with seeded_torch(3):
+    with seeded(3):
         network = resnet18(weights=None)
     torch.save(network.state_dict(), tmp_path / "resnet18.pth")
     return network.eval(), tmp_path / "resnet18.pth"
@@ -423,9 +423,9 @@ def vit(**changes: Any) -> Timm:
 
 def test_timm_networks_get_resized_normalised_images():
     timm = pytest.importorskip("timm")
-    with seeded_torch(5):
+    with seeded(5):
         network = timm.create_model("test_vit", num_classes=4).eval()
-    with seeded_torch(5):
+    with seeded(5):
         built = vit(image_size=None).build((3, 32, 32), 4).eval()
     wants = timm.data.resolve_model_data_config(network)
     assert built.reading.size == wants["input_size"][1:]
@@ -452,7 +452,7 @@ def test_timm_does_not_try_again_if_no_server_answers(monkeypatch):
 
 def test_timm_weights_are_read_from_a_file(tmp_path):
     timm = pytest.importorskip("timm")
-    with seeded_torch(6):
+    with seeded(6):
         network = timm.create_model("test_vit", num_classes=1000)
     torch.save(network.state_dict(), tmp_path / "vit.pth")
     built = vit(weights=str(tmp_path / "vit.pth"), image_size=None).build((3, 32, 32), 4)

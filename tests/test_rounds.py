@@ -2,17 +2,21 @@
 
 import csv
 import math
+import random
 import signal
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting import forgetting_degree
 from fedexp.metrics.forgetting_metric import ForgettingDegree, RoundDrop
+from fedexp.models.own import OwnModel
 from fedexp.rundir import files
 from fedexp.trackers.base import Callbacks, Tracker
 from fedexp.training.evaluation import evaluate, local_accuracy
@@ -240,3 +244,66 @@ def test_round_without_evaluation_has_no_test_values(tmp_path):
     assert not rows[3]["forgetting"]
     assert rows[4]["forgetting"]
     assert all(row["train_loss"] for row in rows[1:])
+
+
+def drawn() -> float:
+    """Return a number from the generators that users' code calls without a seed."""
+    return float(torch.rand(())) + np.random.rand() + random.random()  # noqa: NPY002
+
+
+class DrawnHooks(FedAvg):
+    """FedAvg whose server draws from global generators, as for differential privacy."""
+
+    def server_init(self, params, federation):
+        return super().server_init(params, federation) | {"first": torch.tensor(drawn())}
+
+    def client_init(self, params, federation):
+        return {"kept": torch.tensor(drawn())}
+
+    def finish(self, net, params, data, ctx):
+        return {"params": params}, {"kept": ctx.client["kept"] + drawn()}
+
+    def aggregate(self, server, messages, round):
+        new = super().aggregate(server, messages, round)
+        return new | {"params": {k: v + 1e-3 * drawn() for k, v in new["params"].items()}}
+
+
+class DrawnModule(nn.Module):
+    """A network whose initial values and training depend on global generators."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(math.prod(shape), num_classes)
+        nn.init.constant_(self.fc.bias, drawn())
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) * (drawn() if self.training else 1.0)
+
+
+class DrawnModel(OwnModel):
+    vectorises: ClassVar[bool] = False
+
+    def network(self, shape, num_classes):
+        return DrawnModule(shape, num_classes)
+
+
+def test_numbers_from_global_generators_depend_only_on_the_seed():
+    """An own part may call torch.rand, NumPy's or Python's generator, and runs stay repeatable."""
+
+    def played(before):
+        torch.manual_seed(before)
+        np.random.seed(before)  # noqa: NPY002
+        random.seed(before)
+        simulation = make_simulation(algorithm=DrawnHooks(), model=DrawnModel(head="fc"))
+        state = simulation.initial_state()
+        for _ in range(2):
+            state.advance(play_round(simulation, state))
+        return state, drawn()
+
+    try:
+        (one, after), (other, later) = played(1), played(2)
+    finally:
+        torch.manual_seed(0)
+    assert_close(one.server, other.server, 0)
+    assert_close(dict(one.clients), dict(other.clients), 0)
+    assert after != later, "the generators of the caller go on as before"

@@ -19,10 +19,10 @@ from fedexp.config.overrides import with_new_folder
 from fedexp.config.settings import Seeds
 from fedexp.config.values import make, make_target
 from fedexp.core.errors import ConfigError
-from fedexp.core.rng import generator_for, torch_seed
+from fedexp.core.rng import generator_for, seeded, torch_seed
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource, TextShape
-from fedexp.engine.network import default_torch, require_memory, seeded_torch, trainable
+from fedexp.engine.network import default_torch, require_memory, trainable
 from fedexp.models import Model
 from fedexp.rundir import kept_models, origin
 from fedexp.rundir.kept_models import KeptModel
@@ -125,7 +125,7 @@ def load_network(
             return parts.algorithm.adapt(module, federation)
 
         require_memory(build)
-        with seeded_torch(torch_seed(parts.seeds.training, "initial model")):
+        with seeded(torch_seed(parts.seeds.training, "initial model")):
             module = build()
     except ConfigError as error:
         raise ConfigError(f"{run.directory}: {error}") from error

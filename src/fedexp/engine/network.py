@@ -2,12 +2,10 @@
 
 import contextlib
 import copy
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
@@ -264,35 +262,6 @@ class LiveNetwork(FunctionalNetwork):
     def snapshot(self) -> Params:
         """Return a copy of the parameters without gradients."""
         return {name: parameter.detach().clone() for name, parameter in self.params.items()}
-
-
-@contextlib.contextmanager
-def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global random generators while the block runs.
-
-    They are used for initialisation and dropout, for example. The state of the CPU's generator is
-    restored afterwards. GPU generators are not restored, because no other code uses them.
-    """
-    with torch.random.fork_rng(devices=[]):
-        if torch.cuda.is_available():
-            torch.manual_seed(seed)
-        else:
-            # without CUDA, torch.manual_seed also stores a stack trace, which takes milliseconds
-            torch.default_generator.manual_seed(seed)
-        yield
-
-
-@contextlib.contextmanager
-def seeded_globals(seed: int) -> Iterator[None]:
-    """Seed `random` and NumPy's global generator while the block runs, and restore them."""
-    before, state = random.getstate(), np.random.get_state()  # noqa: NPY002 (what users call)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(state)  # noqa: NPY002
 
 
 @contextlib.contextmanager

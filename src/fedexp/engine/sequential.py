@@ -24,7 +24,7 @@ from fedexp.algorithms.plain import (
 )
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError, describe, line_of
-from fedexp.core.rng import torch_seed
+from fedexp.core.rng import seeded, torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.core.unchanged import Unchanged
 from fedexp.engine.base import (
@@ -35,7 +35,7 @@ from fedexp.engine.base import (
     Shared,
     Trained,
 )
-from fedexp.engine.network import LiveNetwork, seeded_globals, seeded_torch
+from fedexp.engine.network import LiveNetwork
 
 
 class ClientFailure(RuntimeError):
@@ -56,9 +56,10 @@ class Sequential(Engine):
         live, gather = LiveNetwork(runtime.net), Gather(cohort)
         for position, client in enumerate(cohort.clients):
             training = ClientTraining(shared, live, cohort.take([position]))
-            # The random numbers of layers such as dropout depend only on the client and the
-            # round, not on the process or on the order in which clients are trained.
-            with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
+            # The random numbers of layers such as dropout, and those that an own part draws from
+            # global generators, depend only on the client and the round, not on the process or on
+            # the order in which clients are trained.
+            with seeded(torch_seed(runtime.seed, "layers", cohort.round, client)):
                 gather.add([position], training.run(evaluate_local))
         return gather.result()
 
@@ -192,7 +193,7 @@ class ClientTraining:
         loader = Loader(self.data.batches(), self.data.steps, self.data.whole_pass)
         is_bf16, device = self.runtime.net.precision == "bf16", ctx.steps.device.type
         precision = torch.autocast(device, torch.bfloat16) if is_bf16 else nullcontext()
-        with seeded_globals(torch.initial_seed()), precision:
+        with precision:
             loss = algorithm.fit(module, loader, self.outcome)
         values = state_of(module)
         require_same_shapes(state_of(live.module), values)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.core import tree
+from fedexp.core.rng import seeded
 from fedexp.engine.batch_norm import has_batch_norm, uses_batch_statistics
-from fedexp.engine.network import seeded_torch
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.models import Model
 from fedexp.testing.federation import (
@@ -47,7 +47,7 @@ def check_model(model: Model, overrides: Sequence[str] = ()) -> None:
     data = simulation.runtime.data
 
     def build(seed: int) -> nn.Module:
-        with seeded_torch(seed):
+        with seeded(seed):
             return model.build(data.shape, data.num_classes).double()
 
     network = build(0)
@@ -64,7 +64,7 @@ def check_model(model: Model, overrides: Sequence[str] = ()) -> None:
         model.mixes_examples or not mixes,
         f"{name}: has batch norm, so mixes_examples must be True; else batches of one example fail",
     )
-    with seeded_torch(0):
+    with seeded(0):
         logits = network.train()(x).logits
     require(logits.requires_grad, f"{name}: the logits do not depend on trainable parameters")
     check_state(name, network.eval(), build(1).eval(), x)

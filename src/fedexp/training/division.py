@@ -11,7 +11,7 @@ import torch
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
-from fedexp.core.rng import generator_for
+from fedexp.core.rng import generator_for, seeded, torch_seed
 from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import NO_EXAMPLES, Natural
@@ -281,14 +281,15 @@ def deal(
     if not partitioner.has_global_indices:
         dealt_from = allowed
         owners = None if owners is None else owners[allowed]
-    parts, test, info = partitioner.deal(
-        labels[dealt_from],
-        settings.num_clients,
-        rng,
-        owners,
-        num_classes=num_classes,
-        test_fraction=settings.test_per_client,
-    )
+    with seeded(torch_seed(built.seeds.partition, "assign")):
+        parts, test, info = partitioner.deal(
+            labels[dealt_from],
+            settings.num_clients,
+            rng,
+            owners,
+            num_classes=num_classes,
+            test_fraction=settings.test_per_client,
+        )
     parts, test = ([dealt_from[part] for part in each] for each in (parts, test))
     if partitioner.has_global_indices:
         surrogate = np.flatnonzero(data.y_train.numpy() < 0)

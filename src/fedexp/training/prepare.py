@@ -15,13 +15,13 @@ from fedexp.config.build import Built
 from fedexp.config.cohorts import Clients, Rounds, Uniform
 from fedexp.config.settings import OWN, PERSONAL
 from fedexp.core.errors import ConfigError
-from fedexp.core.rng import torch_seed
+from fedexp.core.rng import seeded, torch_seed
 from fedexp.data.partition import IID
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import make_engine
-from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
+from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, trainable
 from fedexp.engine.resolved import Resolved
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.domains import ByDomain
@@ -193,7 +193,7 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
         return model.build(data.shape, data.num_classes)
 
     require_memory(lambda: algorithm.adapt(build(), federation))
-    with model_file_errors(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
+    with model_file_errors(model), seeded(torch_seed(built.seeds.training, "initial model")):
         module = build()
         check_parts(module, algorithm)
         pass_normalisation(module, data)

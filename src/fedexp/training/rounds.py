@@ -14,11 +14,11 @@ from fedexp.algorithms.base import overrides, reading
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
 from fedexp.core import tree
 from fedexp.core.errors import RankDied
-from fedexp.core.rng import generator_for, torch_seed
+from fedexp.core.rng import generator_for, seeded, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
-from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
+from fedexp.engine.network import LiveNetwork, flush_subnormals
 from fedexp.metrics.quantity import ARRIVED
 from fedexp.rundir import files
 from fedexp.training.evaluation import evaluate
@@ -86,6 +86,12 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
 
     copies_epochs: whether to copy the local models before training and after each local epoch.
     """
+    # An own part may draw from global generators. Those of clients are seeded for each of them.
+    with seeded(torch_seed(simulation.seeds.training, "server hooks", state.round + 1)):
+        return _play_round(simulation, state, copies_epochs)
+
+
+def _play_round(simulation: Simulation, state: State, copies_epochs: bool) -> RoundResult:
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if stage.partition.is_change and stage.first_round == number:
@@ -117,7 +123,7 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     if overrides(algorithm, "refine") and result.arrived:  # otherwise, no network is needed
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
-        with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
+        with seeded(torch_seed(simulation.seeds.training, "server layers", number)):
             messages, before = result.messages, server
             with reading(algorithm, "refine", {"server": before, "messages": messages}):
                 server = algorithm.refine(LiveNetwork(net), before, messages, result.round)
@@ -251,7 +257,7 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     )
     algorithm = simulation.algorithm
     with (
-        seeded_torch(torch_seed(seed, "rehearsal layers", number)),
+        seeded(torch_seed(seed, "rehearsal layers", number)),
         reading(algorithm, "begin_task", {"server": server, "start.initial": start.initial}),
     ):
         return algorithm.begin_task(server, start)

@@ -13,6 +13,7 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.cohorts import Cohorts, Rounds
 from fedexp.config.settings import LocalEvaluation, Seeds, Settings
+from fedexp.core.rng import seeded, torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
@@ -171,7 +172,8 @@ class Simulation:
 
     def initial_state(self) -> State:
         model = self.runtime.net.own(self.initial)
-        with reading(self.algorithm, "server_init", {"params": model}):
+        seed = torch_seed(self.seeds.training, "server_init")
+        with seeded(seed), reading(self.algorithm, "server_init", {"params": model}):
             server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
         records = {view: self.new_record(view) for view in self.runtime.views}
