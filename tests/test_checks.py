@@ -308,7 +308,14 @@ class Counting(Callback):
         return "enough" if self.wrong == "ends" and record.round == 3 else None
 
     def summary(self):
-        return {} if self.wrong == "file" else {"rounds_seen": self.count}
+        found = {"rounds_seen": np.int64(self.count), "mean": np.nan}
+        others = {
+            "replaces": {"accuracy": 1.0},
+            "reserved": {"dataset": "mine"},
+            "object": {"x": {1}},
+            "file": {},
+        }
+        return others.get(self.wrong, found)
 
     def state_dict(self):
         return {} if self.wrong in ("file", "forgets") else {"count": self.count}
@@ -355,11 +362,18 @@ def test_callbacks_and_trackers_pass_the_check():
         (Watch(wrong="noted"), r"after_round of Counting changes record.model\['params'\]"),
         (Watch(wrong="raises"), "after_round of Counting .*ZeroDivisionError: division by zero"),
         (Watch(wrong="ends"), "ended the run .*does not declare ends_runs = True"),
-        (Watch(wrong="forgets"), r"resumed, summary returns \{'rounds_seen': 2\}, not .*: 5"),
+        (Watch(wrong="replaces"), "summary of Counting returns accuracy=1.0, but .*already has"),
+        (
+            Show(wrong="replaces"),
+            "tracker: summary of Showing returns accuracy=1.0, but .*already has",
+        ),
+        (Watch(wrong="reserved"), "summary of Counting returns dataset='mine', but .*already has"),
+        (Watch(wrong="object"), r"returns x, which JSON cannot hold \(\{1\} is a set\)"),
+        (Watch(wrong="forgets"), r"resumed, summary returns \{'rounds_seen': 2, .*, not .*: 5,"),
         (Watch(wrong="load"), r"resumed, state_dict returns .*'count': 6.*, not .*'count': 5"),
         (Watch(wrong="file"), "resumed, counts.txt is missing, new or different; return what"),
         (Show(wrong="raises"), "Show: .*the tracker of counts could not log a round"),
-        (Show(wrong="forgets"), r"resumed, summary returns \{'rounds_seen': 2\}, not .*: 5"),
+        (Show(wrong="forgets"), r"resumed, summary returns \{'rounds_seen': 2, .*, not .*: 5,"),
     ],
     ids=lambda value: value.wrong if isinstance(value, CallbackConfig) else "",
 )

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections import ChainMap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fedexp.trackers.base import (
 )
 from fedexp.training.callbacks import create_all
 from fedexp.training.state import State
-from fedexp.training.summary import summary_of
+from fedexp.training.summary import summary_of, values_of_callbacks
 
 ROUNDS, STOP = 4, 2
 
@@ -115,8 +114,9 @@ class Watched:
             if not ends:
                 observers.call("abort")
                 return Observed(state, kept, {}, {})
-            added = dict(ChainMap(*(each for _, each in observers.call("summary"))))
-            summary = {"status": state.status, **summary_of(simulation, state), **added}
+            results = summary_of(simulation, state)
+            added = values_of_callbacks(observers, results)
+            summary = {"status": state.status, **results, **added}
             pictures = [path for each in observers.members for path in each.draw(dict(summary))]
             observers.call("finish", summary, pictures, final_tables(directory))
         for path in pictures:

@@ -155,7 +155,10 @@ class Callback:
         """Called after the last round of each task, if the scenario has tasks."""
 
     def summary(self) -> dict[str, Any]:
-        """Return what the callback adds to summary.json when the run has ended."""
+        """Return what the callback adds to summary.json when the run has ended.
+
+        Names must be new. JSON must be able to hold the values; tensors and arrays become lists.
+        """
         return {}
 
     def draw(self, summary: dict[str, Any]) -> Sequence[Path]:

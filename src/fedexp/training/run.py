@@ -5,7 +5,6 @@ This module is imported late, because importing torch is slow.
 
 import copy
 import logging
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -44,7 +43,13 @@ from fedexp.training.rounds import run_rounds
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
-from fedexp.training.summary import check_result_names, environment, peak_memory, summary_of
+from fedexp.training.summary import (
+    check_result_names,
+    environment,
+    peak_memory,
+    summary_of,
+    values_of_callbacks,
+)
 from fedexp.training.trial import check_padding
 
 log = logging.getLogger("fedexp")
@@ -244,8 +249,7 @@ def finish(
     The file summary.json is written after the figures, so a run directory that contains it is
     complete.
     """
-    added = [values for _, values in callbacks.call("summary")]
-    summary = summarise(folder, simulation, state, added)
+    summary = summarise(folder, simulation, state, callbacks)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", folder.job.choices["algorithm"], summary["hint"])
     pictures = draw_all(folder.directory, callbacks, summary)
@@ -258,20 +262,21 @@ def summarise(
     folder: RunFolder,
     simulation: Simulation,
     state: State,
-    added: Sequence[dict[str, Any]],
+    callbacks: Callbacks,
 ) -> dict[str, Any]:
-    """Return the contents of summary.json. added: what the callbacks add to it."""
+    """Return the contents of summary.json, with what the callbacks add to it."""
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
     identity: dict[str, Any] = {name: folder.job.choices[name] for name in groups}
     built, parts = folder.built, list(map(origin.in_short, folder.origin["parts"]))
     identity |= {"seed": built.settings.seed, "seeds": vars(built.seeds)}
+    results = summary_of(simulation, state)
     return {
         "status": state.status,
         **identity,
         "sweep": folder.sweep,
         "identity": digest(folder.values),
-        **summary_of(simulation, state),
-        **dict(ChainMap(*added)),
+        **results,
+        **values_of_callbacks(callbacks, results),
         **environment(simulation.hardware),
         "checksums": folder.checksums,
         **({"parts": parts} if len(parts) > 1 else {}),

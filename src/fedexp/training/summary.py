@@ -1,17 +1,21 @@
 """The content of summary.json: a run's results, and the versions and hardware behind them."""
 
 import functools
+import json
 import platform
 import resource
 import sys
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedexp
+from fedexp.core.errors import ConfigError
 from fedexp.core.memory import proc_bytes
 from fedexp.core.provenance import commit
 from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
@@ -21,6 +25,7 @@ from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import FORMULAS
 from fedexp.rundir import files
+from fedexp.trackers.base import Callbacks, Tracker
 from fedexp.training.recorder import json_value, require_distinct, table_columns, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
@@ -123,6 +128,47 @@ def check_result_names(simulation: Simulation) -> None:
     for view in simulation.runtime.views:
         names = [name_in_view(name, view) for name in simulation.metrics.summary_names()]
         require_distinct(files.SUMMARY, [*names, *RESERVED])
+
+
+def values_of_callbacks(callbacks: Callbacks, known: Container[str]) -> dict[str, Any]:
+    """Return what the callbacks add to summary.json. Undefined numbers become None.
+
+    known: the names of the other values. Raises ConfigError if a value has the name of another one,
+    which it would replace in all tables, or if JSON cannot hold it.
+    """
+    found: dict[str, Any] = {}
+    for each, values in callbacks.call("summary"):
+        group = "tracker" if isinstance(each, Tracker) else "callback"
+        where = f"{group}: summary of {type(each).__name__} returns"
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} {values!r}; must be a dict")
+        for name, value in values.items():
+            if name in found or name in known or name in RESERVED:
+                raise ConfigError(
+                    f"{where} {name}={value!r}, but {files.SUMMARY} already has a value of this"
+                    " name; rename it"
+                )
+            try:
+                found[name] = defined(json.loads(json.dumps(value, default=as_numbers)))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{where} {name}, which JSON cannot hold ({error})") from error
+    return found
+
+
+def as_numbers(value: Any) -> Any:
+    """Return an array, a tensor or a NumPy number as a list or number of Python."""
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return value.tolist()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
+
+
+def defined(value: Any) -> Any:
+    """Return a value of JSON with None in place of nan and infinity."""
+    if isinstance(value, dict):
+        return {name: defined(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [defined(each) for each in value]
+    return json_value(value)
 
 
 # packages that affect the results, from decoding images to solving linear programs
