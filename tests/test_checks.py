@@ -507,6 +507,8 @@ class Images(Given):
 
     def load_test(self):
         data = super().load_test()
+        if self.wrong == "other pixels":
+            return replace(data, x_test=255 - data.x_test)
         return replace(data, y_test=data.y_test.flip(0)) if self.wrong == "other test" else data
 
 
@@ -535,6 +537,9 @@ def test_data_set_passes_the_check():
         (images("owners"), r"owners has shape \[3\]; must be \[8\]"),
         (images("std"), "inputs of a model contain nan or infinity; see dataset.std"),
         (images("other test"), "load_test gives other labels or classes than load"),
+        (images("other pixels"), "load_test gives other test examples than load"),
+        (images(x_test=PIXELS[8:, 1:]), r"test images have the size \[.*must have one size"),
+        (images(owners=LABELS[:9]), r"owners has shape \[9\]; must be \[8\], the number of exam"),
         (images(x_train=PIXELS[:8] // 128), "x_train are 0 to 1, but max_value is 255; scale them"),
         (images(kind=Grey16), r"x_train are 0 to 2\d\d, but max_value is 16; scale them, or set"),
         (images(classes=["a"], y_train=LABELS[:8] * 0, y_test=LABELS[8:] * 0), "only one class"),

@@ -77,6 +77,13 @@ JoinedSplits = Annotated[
     Limit("[train] or [train,test]", lambda v: tuple(v) in (("train",), ("train", "test"))),
 ]
 ARRAYS = ("x_train", "x_test", "y_train", "y_test")
+# optional arrays with a number for each training or test example
+COMPANIONS = {
+    "owners": "train",
+    "test_owners": "test",
+    "train_domains": "train",
+    "test_domains": "test",
+}
 MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
 PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
 
@@ -170,6 +177,23 @@ class Dataset(DataSource):
                 yield (
                     f"the {split} data have {x.shape[3]} channels, but dataset.mean has"
                     f" {self.channels} values"
+                )
+        yield from self.mismatches(arrays)
+
+    def mismatches(self, arrays: Arrays) -> Iterator[str]:
+        """Yield which arrays do not fit to each other."""
+        sizes = [[*arrays[name].shape[1:3]] for name in ("x_train", "x_test")]
+        if sizes[0] != sizes[1] and self.crop is None:
+            yield (
+                f"the test images have the size {sizes[1]} (height, width), but the training images"
+                f" {sizes[0]}; both must have one size"
+            )
+        for name, split in COMPANIONS.items():
+            found, count = arrays.get(name), len(arrays[f"y_{split}"])
+            if found is not None and np.shape(found) != (count,):
+                yield (
+                    f"{name} has shape {[*np.shape(found)]}; must be [{count}], the number of"
+                    f" examples in y_{split}"
                 )
 
     def read_tree(self, tree: FolderTree, form: Form | None = None) -> Arrays:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.console import plural
+from fedexp.data.mapped import crc_of_inputs
 from fedexp.data.types import Data, DataSource, ImageData
 from fedexp.testing.federation import require
 from fedexp.training.division import require_classes
@@ -51,6 +52,8 @@ def check_dataset(dataset: DataSource, classes: int | None = None) -> None:
         tested = copy.deepcopy(dataset).load_test()
         same = torch.equal(tested.y_test, data.y_test) and tested.classes == data.classes
         require(same, f"{where}: load_test gives other labels or classes than load")
+        same = crc_of_inputs(tested.x_test, 0) == crc_of_inputs(data.x_test, 0)
+        require(same, f"{where}: load_test gives other test examples than load")
     if copies := data.count_copies(np.arange(len(data.y_train))):
         warnings.warn(
             f"{where}: {plural(copies, 'test example')} of {len(data.y_test):,} equal training"
