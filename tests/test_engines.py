@@ -24,6 +24,7 @@ from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
 from fedexp.testing import assert_equal, train
+from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
 from toy_federation import (
     AUGMENTATION,
@@ -391,13 +392,11 @@ def test_every_epoch_covers_every_example_once():
     assert made.index[5, 3] in PART  # padding: an example of the same client
 
 
-@pytest.mark.slow
 def test_cohorts_are_uniform_without_replacement():
     """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000
     rounds."""
     simulation = make_simulation(participation=0.4, local=PLAIN, rounds=1000)
-    state = simulation.initial_state()
-    cohorts = [assemble(simulation, state, round).clients for round in range(1, 1001)]
+    cohorts = [sample(simulation, number) for number in range(1, 1001)]
     assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
     assert np.abs(counts - 400).max() < 5 * (1000 * 0.4 * 0.6) ** 0.5

@@ -401,7 +401,6 @@ def test_overwrite_conflicts_are_rejected(run, tmp_path, monkeypatch):
     assert run.status == "completed"
 
 
-@pytest.mark.slow
 def test_hydra_state_is_restored(tmp_path):
     """An application's Hydra and its configuration are not changed."""
     import hydra

@@ -74,7 +74,6 @@ def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
     assert "complete (2 rounds); nothing to do" in again.err
 
 
-@pytest.mark.slow
 def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run")
     fedexp.done("resume=run", "rounds=2")
@@ -166,7 +165,6 @@ def test_patience_uses_test_data_only_on_request(fedexp):
     )
 
 
-@pytest.mark.slow
 def test_resume_command_repeats_config_directory(fedexp, tmp_path):
     (tmp_path / "mine dir").mkdir()
     answer = fedexp.done(
