@@ -159,6 +159,13 @@ class Forgets(Widest):
         return {"spread": float(np.ptp(known[0])) if known else float("nan")}
 
 
+class Numbered(Worst):
+    """Wrong: the number of a round is not its position if some rounds are not tested."""
+
+    def round_values(self, record):
+        return {"worst": float(np.nanmin(record.matrix[record.rounds[-1]]))}
+
+
 class Painted(Worst):
     """Wrong: an array is no figure."""
 
@@ -201,6 +208,10 @@ def test_metric_of_clients_equals_a_record_by_hand():
         (Counts(), "Counts: after round 4, a second call, round_values gives worst=.*only on"),
         (Changes(), r"round_values of Changes \(test_checks.py, line \d+\): .* read-only"),
         (Forgets(), "Forgets: spread is nan in all 4 rounds, so nothing is checked"),
+        (
+            Numbered(),
+            r"round_values of Numbered .*IndexError.* with eval_interval=3; record.rounds",
+        ),
         (Painted(), "Painted: the figure drops is a ndarray; must be a matplotlib Figure"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ForgettingMetric) else "",

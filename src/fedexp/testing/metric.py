@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.core.storage import read_table
 from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
 from fedexp.metrics.record import Record
@@ -19,7 +20,7 @@ from fedexp.testing.federation import configure, record, require, simulate
 from fedexp.trackers.base import Callbacks
 from fedexp.training.summary import check_result_names
 
-ROUNDS = 4
+ROUNDS, INTERVAL = 4, 3
 Values = Mapping[str, Any]  # a number, or one for each client, by name
 
 
@@ -40,6 +41,8 @@ def check_metric(
     - The values depend only on the record: on that of an earlier round too, in any order, twice.
     - A class without examples changes no value.
     - `figures` draws after the initial model and at the end.
+    - It also works in a run that tests only rounds 3 and 4, in which the number of a round is not
+      its position in the record.
 
     matrix: class accuracies by hand, [rounds, C], first those of the initial model, nan for a class
         without test examples; or a `Record`, for a metric that reads other results.
@@ -82,6 +85,25 @@ def check_metric(
                 f"{name}: the figure {file} is a {type(drawn).__name__}; must be a matplotlib"
                 " Figure",
             )
+    run_with_gaps(metric, overrides)
+
+
+def run_with_gaps(metric: ForgettingMetric, overrides: Sequence[str]) -> None:
+    """Raise AssertionError if a metric fails in a run that does not test every round."""
+    try:
+        config = configure([*overrides, f"eval_interval={INTERVAL}"])
+        simulation = simulate(config, ROUNDS, forgetting_metric=[copy.deepcopy(metric)])
+    except ConfigError:  # an override needs a test after every round
+        return
+    watching = Callbacks(filter(None, [metric.callback()]))
+    with TemporaryDirectory() as folder:
+        try:
+            record(simulation, Path(folder), observers=watching)
+        except HookFailed as error:
+            raise AssertionError(
+                f"{error}, with eval_interval={INTERVAL}; record.rounds has the numbers of the"
+                " rounds in the record"
+            ) from error
 
 
 def compare_by_hand(
