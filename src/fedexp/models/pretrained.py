@@ -188,7 +188,8 @@ class Timm(Pretrained):
 
         config = timm.get_pretrained_cfg(self.name)
         if config is None or not config.hf_hub_id:
-            return (config and config.url) or ""
+            url = config.url if config else None
+            return url if isinstance(url, str) else ""
         name = config.hf_hub_filename
         names = [name] if name else ["model.safetensors", "pytorch_model.bin"]
         if any(isinstance(try_to_load_from_cache(config.hf_hub_id, each), str) for each in names):
