@@ -527,6 +527,17 @@ class Grey16(Images):
     max_value: ClassVar[int] = 16
 
 
+class OfDomains(Images):
+    has_domains: ClassVar[bool] = True
+
+
+TWO_DOMAINS = {
+    "domains": ["a", "b"],
+    "train_domains": LABELS[:8] + 1,
+    "test_domains": LABELS[8:],
+}
+
+
 def images(wrong: str = "", kind: type[Images] = Images, **arrays: Any) -> Images:
     return kind(**GIVEN | {"wrong": wrong, "changed": ARRAYS | arrays})
 
@@ -551,6 +562,12 @@ def test_data_set_passes_the_check():
         (images("other pixels"), "load_test gives other test examples than load"),
         (images(x_test=PIXELS[8:, 1:]), r"test images have the size \[.*must have one size"),
         (images(owners=LABELS[:9]), r"owners has shape \[9\]; must be \[8\], the number of exam"),
+        (images(owners=LABELS[:8] - 1), "owners has the number -1; must be at least 0"),
+        (images(test_owners=LABELS[8:] + 0.5), "test_owners is float64; must be integers"),
+        (images(ownrs=LABELS[:8]), r"returns ownrs, which .*\(nearest: 'owners'\); it uses x_"),
+        (images(train_domains=LABELS[:8]), "returns train_domains, but Images.has_domains is F"),
+        (images(kind=OfDomains, domains=["a"]), "returns domains, but OfDomains.has_domains is Tr"),
+        (images(kind=OfDomains, **TWO_DOMAINS), "train_domains has the number 2; must be less tha"),
         (images(x_train=PIXELS[:8] // 128), "x_train are 0 to 1, but max_value is 255; scale them"),
         (images(kind=Grey16), r"x_train are 0 to 2\d\d, but max_value is 16; scale them, or set"),
         (images(classes=["a"], y_train=LABELS[:8] * 0, y_test=LABELS[8:] * 0), "only one class"),

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, reason_of, require, require_choice
+from fedexp.core.errors import ConfigError, nearest, reason_of, require, require_choice
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Normalise, Transform
@@ -84,6 +84,8 @@ COMPANIONS = {
     "train_domains": "train",
     "test_domains": "test",
 }
+DOMAINS = ("domains", "train_domains", "test_domains")
+KNOWN = (*ARRAYS, "classes", *COMPANIONS, "domains", "validation")
 MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
 PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
 
@@ -125,7 +127,8 @@ class Dataset(DataSource):
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
         Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`,
-        `validation` and `domains` with `train_domains` and `test_domains` are optional.
+        `validation` and `domains` with `train_domains` and `test_domains` are optional. Any other
+        name is refused.
         """
 
     def load(self) -> ImageData:
@@ -155,6 +158,11 @@ class Dataset(DataSource):
 
     def problems(self, arrays: Arrays) -> Iterator[str]:
         """Yield what is wrong with the arrays of `read`; a later problem may follow from it."""
+        for name in arrays.keys() - KNOWN:
+            yield (
+                f"`read` returns {name}, which fedexp does not use{nearest(name, KNOWN)}; it uses"
+                f" {', '.join(KNOWN)}"
+            )
         if missing := [name for name in (*ARRAYS, "classes") if name not in arrays]:
             yield f"`read` must also return the arrays {', '.join(missing)}"
         classes = Counter(map(str, arrays["classes"]))
@@ -188,13 +196,18 @@ class Dataset(DataSource):
                 f"the test images have the size {sizes[1]} (height, width), but the training images"
                 f" {sizes[0]}; both must have one size"
             )
+        given = {name for name in (*COMPANIONS, *DOMAINS) if arrays.get(name) is not None}
+        found = [name for name in DOMAINS if name in given]
+        if len(found) != self.has_domains * len(DOMAINS):
+            yield (
+                f"`read` returns {' and '.join(found) or 'no domains'}, but"
+                f" {type(self).__name__}.has_domains is {self.has_domains}; if it is True, `read`"
+                f" must return {', '.join(DOMAINS)}, otherwise none of them"
+            )
         for name, split in COMPANIONS.items():
-            found, count = arrays.get(name), len(arrays[f"y_{split}"])
-            if found is not None and np.shape(found) != (count,):
-                yield (
-                    f"{name} has shape {[*np.shape(found)]}; must be [{count}], the number of"
-                    f" examples in y_{split}"
-                )
+            if name in given:
+                many = len(arrays["domains"]) if name in DOMAINS else None
+                yield from number_problems(name, arrays[name], f"y_{split}", arrays, many)
 
     def read_tree(self, tree: FolderTree, form: Form | None = None) -> Arrays:
         """Return the decoded images of a folder tree, from the cache if possible.
@@ -234,6 +247,28 @@ class Dataset(DataSource):
         """Return `<data_dir>/<name>` if it has the folders train and test, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
+
+
+def number_problems(
+    name: str, numbers: Any, labels: str, arrays: Arrays, many: int | None
+) -> Iterator[str]:
+    """Yield what is wrong with an array that has a number for each example.
+
+    labels: the array with the labels of these examples. many: how many numbers there are; None: any
+    number.
+    """
+    found, count = np.asarray(numbers), len(arrays[labels])
+    if found.shape != (count,):
+        yield (
+            f"{name} has shape {[*found.shape]}; must be [{count}], the number of examples in"
+            f" {labels}"
+        )
+    if found.dtype.kind not in "iu":
+        yield f"{name} is {found.dtype}; must be integers, numbered from 0"
+    elif found.min() < 0:
+        yield f"{name} has the number {found.min()}; must be at least 0"
+    elif many is not None and found.max() >= many:
+        yield f"{name} has the number {found.max()}; must be less than the {many} domains"
 
 
 def form_of(array: Any) -> tuple[str, int]:

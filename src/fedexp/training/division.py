@@ -93,10 +93,9 @@ def add_client_tests(built: Built, data: Data, partition: Partition) -> Data:
     is_natural = isinstance(built.partition, Natural) and built.scenario.name == "none"
     if not is_natural or data.owners is None or data.test_owners is None:
         return data
-    clients = np.full(max(data.owners.max(), data.test_owners.max()) + 1, -1)
-    for client, part in enumerate(partition.parts):
-        clients[data.owners[part[0]]] = client
-    return replace(data, test_clients=torch.from_numpy(clients[data.test_owners]))
+    clients = {data.owners[part[0]]: client for client, part in enumerate(partition.parts)}
+    of_test = [clients.get(owner, -1) for owner in data.test_owners]
+    return replace(data, test_clients=torch.tensor(of_test))
 
 
 def require_classes(data: Data) -> None:
