@@ -245,6 +245,23 @@ def test_error_of_a_callback_names_its_hook_and_line(tmp_path, change):
         play(make_simulation(), tmp_path, Changing(change))
 
 
+@pytest.mark.parametrize("kind", [Changing, ChangingTracker])
+@pytest.mark.parametrize(
+    ("call", "change"),
+    [
+        (r"grad_enabled\(False\)", lambda record: torch.set_grad_enabled(False)),
+        (r"default_dtype\(torch.float64\)", lambda record: torch.set_default_dtype(torch.float64)),
+    ],
+)
+def test_callback_that_leaves_other_modes_of_torch_is_named(tmp_path, kind, call, change):
+    """Local training was blamed, or computed with other numbers."""
+    message = rf"after_round of {kind.__name__} leaves torch\.set_{call} to the run"
+    with pytest.raises(ConfigError, match=message):
+        play(make_simulation(), tmp_path, kind(change))
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_callback_that_changes_the_configuration_or_the_summary_changes_no_file(tmp_path):
     class Careless(Callback):
         def start(self, info):
@@ -335,6 +352,22 @@ def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, 
     again = fedexp.run([f"resume={run.directory}"], config_dir=here / "conf_mine")
     assert again.summary["status"] == "completed"
     assert "seen 7" in capsys.readouterr().out
+
+
+def test_misspelt_hook_of_a_callback_is_refused_before_the_data_are_read(here: Path, capsys):
+    """Also by the preview of a sweep, which reads no data."""
+    (here / "misspelt.py").write_text(OWN.replace("def state_dict", "def state_dcit"))
+    (here / "conf_mine" / "callback").mkdir(parents=True)
+    option = "# @package callback.mine\n_target_: misspelt.Counting\nlast: 3\n"
+    (here / "conf_mine" / "callback" / "mine.yaml").write_text(option)
+    given = [*SMALL, "callback=mine", "dataset=image_folder", "dataset.root=missing"]
+    for mode in ([], ["--multirun", "preview=true"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(here)
+            assert main.main([*mode, "--config-dir", str(here / "conf_mine"), *given]) == 2
+        message = capsys.readouterr().err
+        assert "state_dcit: is not used by fedexp (nearest: 'state_dict')" in message
+        assert "missing" not in message
 
 
 def test_job_that_a_callback_stopped_is_done_for_the_same_command(here: Path, monkeypatch, capsys):

@@ -308,10 +308,25 @@ def test_metric_must_return_numbers(given, message):
         getattr(metrics, kind)(history)
 
 
-def test_numbers_of_a_metric_become_floats():
-    metrics, history = Metrics([Own(of_rounds=Fraction(1, 4))]), Record(np.ones((4, 2), np.int64))
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Fraction(1, 4), 0.25),
+        (np.float32(0.5), 0.5),
+        (True, 1.0),
+        # tables had infinity, where summary.json and the trackers had no value
+        (-np.inf, np.nan),
+    ],
+)
+def test_numbers_of_a_metric_become_floats(given, expected):
+    own = Own(of_rounds=given, of_each=np.full(4, float(given)))
+    metrics, history = Metrics([own]), Record(np.ones((4, 2), np.int64))
+    history.add(1, np.zeros(2))
+    history.add_local(1, np.arange(4), np.zeros((4, 2)))
     value = metrics.round_values(history)["mine"]
-    assert (value, type(value)) == (0.25, float)
+    assert type(value) is float
+    np.testing.assert_equal(value, expected)
+    np.testing.assert_equal(metrics.client_values(history)["mine"], np.full(4, expected))
 
 
 def test_record_is_read_only():

@@ -469,7 +469,8 @@ def test_torchrun_and_srun_are_recognised(variables, expected):
         ({"RANK": "x"}, "RANK=x: must be a number"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a number"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR=: must be the host of rank 0"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: must be less than 65536"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: must be from 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0: must be from 1 to 65535"),  # it waited for ever
         ({"TORCHELASTIC_RESTART_COUNT": "1"}, "--max-restarts is not supported; .* resume="),
     ],
 )

@@ -48,7 +48,8 @@ from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
 from fedexp.rundir.jobs import job_options, record
 from fedexp.rundir.reader import OVER, RunDirectory
-from fedexp.training.callbacks import is_finished
+from fedexp.trackers.base import Callbacks
+from fedexp.training.callbacks import is_finished, own_callbacks
 from fedexp.training.checks import check_config, check_used
 from fedexp.training.prepare import centralized_config, metrics_of
 
@@ -386,6 +387,7 @@ def check_job(job: Planned) -> Built:
     built = build(without_hydra(job.composed))
     for tracker in built.tracker:
         tracker.check()
+    Callbacks(own_callbacks(built))  # which checks their classes
     check_config(centralized_config(built), metrics_of(built))
     if not job.directory.exists():  # a continued job may have options without effect
         check_used(built.values, job.overrides)

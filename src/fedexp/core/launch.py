@@ -57,7 +57,7 @@ def launch_of(variables: Mapping[str, str]) -> Launch:
     host = variables.get("MASTER_ADDR", "")
     require(bool(host), "MASTER_ADDR", host, f"the host of rank 0{OTHERWISE}")
     port = number(variables, "MASTER_PORT")
-    require(port < 1 << 16, "MASTER_PORT", port, f"less than {1 << 16}{OTHERWISE}")
+    require(0 < port < 1 << 16, "MASTER_PORT", port, f"from 1 to {(1 << 16) - 1}{OTHERWISE}")
     if number(variables, "TORCHELASTIC_RESTART_COUNT", 0):
         raise ConfigError(
             "torchrun has started the ranks again, but --max-restarts is not supported;"

@@ -14,6 +14,32 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.private.torch_internals import changes_in_place
 from fedexp.core.tree import Tree
 
+Modes = tuple[bool, torch.dtype]
+
+
+def modes() -> Modes:
+    """Return whether torch records gradients, and its default type of numbers."""
+    return torch.is_grad_enabled(), torch.get_default_dtype()
+
+
+def require_modes(before: Modes, what: str) -> None:
+    """Raise ConfigError if a hook has left other modes, after restoring those `before` it.
+
+    Otherwise, the next code that trains would fail or compute other results.
+
+    what: the hook that was called, the first words of the message.
+    """
+    if modes() == before:
+        return
+    (grad, dtype), (old_grad, old_dtype) = modes(), before
+    call = f"default_dtype({dtype})" if grad == old_grad else f"grad_enabled({grad})"
+    torch.set_grad_enabled(old_grad)
+    torch.set_default_dtype(old_dtype)
+    raise ConfigError(
+        f"{what} leaves torch.set_{call} to the run; it must restore what it changes, as"
+        " `with torch.no_grad():` does"
+    )
+
 
 class Unchanged:
     """Trees as they were when they were added.

@@ -141,7 +141,8 @@ class Hardware(Checked, prefix="hardware."):
         why = f"because {launched_ranks()} ranks were started"
         fits = self.engine in ("auto", "workers")
         require(fits, "hardware.engine", self.engine, f"auto or workers, {why}")
-        require(self.workers is None, "hardware.workers", self.workers, f"null, {why}")
+        wanted = f"null (hardware.workers=null), {why}"
+        require(self.workers is None, "hardware.workers", self.workers, wanted)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of ranks to use, at most one per sampled client."""

@@ -332,6 +332,8 @@ def checked(
 ) -> Mapping[str, Any]:
     """Return a metric's values after checking that they are those that it declares.
 
+    Infinite values become nan, since JSON and trackers have no infinity.
+
     names: the declared names. clients: the number of clients if each value must be a sequence with
     one number per client, or None if each value must be a single number. Raises ConfigError for
     other values. Only user-defined metrics return them.
@@ -351,9 +353,9 @@ def checked(
             raise ConfigError(
                 f"{name} returns {key}={reprlib.repr(value)}, but {key} must be {wanted}"
             )
-    if clients is not None:
-        return values
-    return {key: float(value) for key, value in values.items()}
+    numbers = {key: np.asarray(value, np.float64) for key, value in values.items()}
+    defined = {key: np.where(np.isfinite(each), each, np.nan) for key, each in numbers.items()}
+    return defined if clients is not None else {key: float(defined[key]) for key in defined}
 
 
 def are_numbers(values: Any, count: int) -> bool:

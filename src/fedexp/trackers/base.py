@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError, describe, naming_hook
 from fedexp.core.limits import Checked, require_known_names
 from fedexp.core.storage import read_table
-from fedexp.core.unchanged import Unchanged
+from fedexp.core.unchanged import Unchanged, modes, require_modes
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
 
@@ -255,7 +255,8 @@ class Callbacks:
     ) -> list[tuple[Callback, Any]]:
         """Call a method of each callback, and return each with its result.
 
-        read: what they may not change. Raises ConfigError if one of them does, even a tracker.
+        read: what they may not change. Raises ConfigError if one of them does, even a tracker, or
+        if it changes the modes of torch for the code after it.
         """
         found = []
         # a second Ctrl+C, while W&B ends, must not leave the progress display, the last one, open
@@ -266,6 +267,7 @@ class Callbacks:
                 self._started.append(each)
             elif method == "abort" and each not in self._started:
                 continue
+            before = modes()
             try:
                 found.append((each, getattr(each, method)(*arguments)))
             except Exception as error:
@@ -283,7 +285,10 @@ class Callbacks:
                     "".join(getattr(error, "__notes__", ())),
                 )
             group = "tracker" if isinstance(each, Tracker) else "callback"
-            read.check(f"{group}: {method} of {type(each).__name__}", READS)
+            what = f"{group}: {method} of {type(each).__name__}"
+            read.check(what, READS)
+            if method != "abort":  # the run has ended
+                require_modes(before, what)
         return found
 
 

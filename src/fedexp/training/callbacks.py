@@ -24,7 +24,7 @@ from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, RoundRecord, RunInfo
+from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.training.exchange import trained_models
 
 log = logging.getLogger("fedexp")
@@ -187,6 +187,11 @@ def create_all(options: Iterable[CallbackConfig], kind: type[CallbackType]) -> l
         made.ends_runs = each.ends_runs
         found.append(made)
     return found
+
+
+def own_callbacks(built: Built) -> list[Callback]:
+    """Return the user's callbacks, and then the trackers."""
+    return [*create_all(built.callback, Callback), *create_all(built.tracker, Tracker)]
 
 
 def callbacks_of(built: Built) -> list[Callback]:

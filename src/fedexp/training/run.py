@@ -28,12 +28,11 @@ from fedexp.trackers.base import (
     Callbacks,
     RoundRecord,
     RunInfo,
-    Tracker,
     final_tables,
     past_rounds,
 )
 from fedexp.trackers.progress import Progress
-from fedexp.training.callbacks import callbacks_of, create_all, draw_all
+from fedexp.training.callbacks import callbacks_of, draw_all, own_callbacks
 from fedexp.training.checks import check_used
 from fedexp.training.folder import RunFolder
 from fedexp.training.job import Job
@@ -70,9 +69,11 @@ def train_run(job: Job) -> dict[str, Any]:
         folder = held.enter_context(RunFolder(job, built))  # decides what to do in the directory
         if folder.is_done:
             return folder.show_result()
+        callbacks = make_callbacks(folder)  # first, since loading the data may take long
         simulation = assemble(folder)
         state = folder.restore(simulation)
-        callbacks = make_callbacks(folder)
+        if folder.saved is not None:
+            callbacks.load_states(folder.saved.state)
         log_start(folder, simulation, state)
         # before files change, because a rank may lack the data
         held.enter_context(started_engine(simulation, state))
@@ -170,16 +171,11 @@ def make_callbacks(folder: RunFolder) -> Callbacks:
     """Return the callbacks of a run in the order in which they see a round.
 
     These are the analyses and what options on the top level ask for, the user's own callbacks, the
-    trackers, and the console. Each has its state from the checkpoint.
+    trackers, and the console.
     """
     job, built = folder.job, folder.built
-    own = create_all(built.callback, Callback)
-    trackers = create_all(built.tracker, Tracker)
     console = Progress(None, not job.place.alone, "" if job.sweep is None else job.name)
-    callbacks = Callbacks([*callbacks_of(built), *own, *trackers, console])
-    if folder.saved is not None:
-        callbacks.load_states(folder.saved.state)
-    return callbacks
+    return Callbacks([*callbacks_of(built), *own_callbacks(built), console])
 
 
 @contextmanager
