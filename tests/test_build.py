@@ -219,6 +219,9 @@ local.batch_size=1000000000000000000000 => ...: must be an integer of at most 64
 local.epochs=1000001 => local.epochs=1000001.0: must be greater than 0 and at most 1000000, or null
 model.hidden=[1,9223372036854775808] => model.hidden=[1, 9223372036854775808]: must be a list of
 surrogate.options=5 => surrogate.options=5: must be a mapping, such as {root: photos}
+local.rates=[0.1] => local.rates=[0.1]: must be a mapping from an integer to a number, or null
+local.schedule=rates => local.rates=None: must be set with local.schedule=rates
+local.rates={1:0.1} => local.rates={1: 0.1}: must be a map from rounds (2, 3,
 +surrogate.options.root=a => surrogate.options={'root': 'a'}: must be {} if surrogate.dataset=null
 schedule.clients=[3] => schedule.clients=[3]: must be null without schedule.classes
 validation.per_client=2 => validation.per_client=2: must be true or false

@@ -122,6 +122,10 @@ def test_engines_agree_on_every_optimizer(name, engines):
             {"schedule": "cosine", "lr_min": 0.01},
             lambda o, s, n: s.CosineAnnealingLR(o, n, eta_min=0.01),
         ),
+        (
+            {"schedule": "rates", "rates": {9: LOCAL.lr / 100, 6: LOCAL.lr / 10}},
+            lambda o, s, n: s.MultiStepLR(o, [n - 7, n - 4]),
+        ),
     ],
     ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
 )

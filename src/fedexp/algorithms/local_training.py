@@ -21,8 +21,15 @@ Optimizer = Literal["sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rm
 COUNT_STEPS = ("adam", "adamw", "adamax")  # optimizers whose update depends on the step's number
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 # how the clients' learning rate changes over the rounds
-LrSchedule = Literal["exponential", "constant", "step", "cosine"]
+LrSchedule = Literal["exponential", "constant", "step", "cosine", "rates"]
 Epochs = Annotated[float, Limit("greater than 0 and at most 1000000", lambda v: 0 < v <= 1e6)]
+Rates = Annotated[
+    dict[int, float],
+    Limit(
+        "a map from rounds (2, 3, ...) to learning rates, such as {30: 0.01}",
+        lambda v: all(type(round) is int and round > 1 and 0 < v[round] < math.inf for round in v),
+    ),
+]
 # schedules that depend on the total number of rounds
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
@@ -44,6 +51,8 @@ class LocalTraining(Checked, prefix="local."):
     schedule: LrSchedule = "exponential"
     step_rounds: Count = 10  # for schedule=step: number of rounds between two decays
     lr_min: NonNegative = 0.0  # for schedule=cosine: the rate after the last round
+    # for schedule=rates: round -> the rate from this round on
+    rates: Rates | None = field(default=None, metadata={"neutral": None})
     # number of rounds in which the rate rises linearly before the schedule starts
     warmup: CountFrom0 = 0
     # True: the last batch of each epoch is left out unless it is complete. A client without a
@@ -71,6 +80,9 @@ class LocalTraining(Checked, prefix="local."):
         )
         good = not (self.keep_optimizer and self.optimizer in COUNT_STEPS)
         require(good, "local.keep_optimizer", self.keep_optimizer, wanted)
+        good = self.schedule != "rates" or bool(self.rates)
+        wanted = "set with local.schedule=rates, such as {30: 0.01}"
+        require(good, "local.rates", self.rates, wanted)
         good = not 0 < self.lr < self.lr_min  # an invalid lr has already been reported
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
 
@@ -100,6 +112,7 @@ class LocalTraining(Checked, prefix="local."):
             exponential  lr * lr_decay^t (FedNTD B.3)
             step         lr * lr_decay^floor(t / step_rounds)
             cosine       lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2
+            rates        that of the last of `rates` up to this round, or lr before the first
         The cosine schedule is Eq. 5 of Loshchilov and Hutter, ICLR 2017, without restarts.
         """
         if round <= self.warmup:
@@ -108,6 +121,10 @@ class LocalTraining(Checked, prefix="local."):
         match self.schedule:
             case "constant":
                 return self.lr
+            case "rates":
+                assert self.rates is not None, "it is required"
+                begun = [first for first in self.rates if first <= round]
+                return self.rates[max(begun)] if begun else self.lr
             case "step":
                 return self.lr * self.lr_decay ** (passed // self.step_rounds)
             case "cosine":

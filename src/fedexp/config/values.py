@@ -263,7 +263,7 @@ def describe_type(annotation: Any) -> str:
     names = [describe_type(part) for part in parts if part is not type(None)]
     origin = get_origin(annotation)
     if origin is dict:
-        return OPTIONS
+        return OPTIONS if str in parts else "a mapping from {} to {}".format(*names)
     if origin in (list, tuple):
         return f"a list of values, each {names[0]}"
     text = " or ".join(names) or str(annotation)

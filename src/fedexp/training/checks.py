@@ -28,6 +28,7 @@ SET = ("surrogate.dataset", "surrogate.fraction")
 USED_WITH: Mapping[str, tuple[str, ...]] = {
     "local.step_rounds": ("local.schedule=step",),
     "local.lr_min": ("local.schedule=cosine",),
+    "local.rates": ("local.schedule=rates",),
     "local.lr_decay": ("local.schedule=exponential", "local.schedule=step"),
     "local.momentum": ("local.optimizer=sgd", "local.optimizer=nesterov"),
     "local.keep_optimizer": (
@@ -62,7 +63,8 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
     Raises ConfigError if an option has no effect.
     """
     assigned = dict(pair for text in typed for pair in assigned_values(text))
-    keys = [key for key in assigned if key in USED_WITH]
+    # a mapping such as local.rates is assigned by its keys
+    keys = [key for key in USED_WITH if any(f"{each}.".startswith(f"{key}.") for each in assigned)]
     wrong = [
         f"{key}={value_of(values, key)}: this option only has an effect with"
         f" {' or '.join(USED_WITH[key])}"
