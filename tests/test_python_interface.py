@@ -24,7 +24,7 @@ from fedexp.analysis.frame import is_number
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.cli.evaluate import read_dataset
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Engine
 from fedexp.rundir import files, kept_models
@@ -427,7 +427,8 @@ def test_failed_run_records_error(tmp_path):
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(RuntimeError, match="the aggregation broke"):
+        where = r"algorithm: aggregate of Broken \(broken_for_python.py, line 9\): RuntimeError: "
+        with pytest.raises(HookFailed, match=where + "the aggregation broke"):
             fedexp.run(
                 [*SMALL, "algorithm=broken"],
                 directory=tmp_path / "run",

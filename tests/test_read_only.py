@@ -9,7 +9,7 @@ import torch
 import fedexp
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.core.unchanged import Unchanged
 from fedexp.testing import assert_equal
 from fedexp.training.trial import check_padding
@@ -198,7 +198,8 @@ def other_labels(federation, client, rng):
     ],
 )
 def test_hook_that_changes_arrays_of_the_federation_is_refused(change, engine):
-    with pytest.raises(ValueError, match="read-only"):
+    message = r"algorithm: host_plan of Plan \(test_read_only.py, line \d+\): .*read-only"
+    with pytest.raises(HookFailed, match=message):
         play(make_simulation(Plan(change=change), engine=engine), 1)
 
 

@@ -34,7 +34,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.local_training import OPTIMIZERS, LocalTraining
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, naming_hook
 from fedexp.core.limits import Checked
 from fedexp.core.tree import Params, Tree
 from fedexp.core.unchanged import Unchanged
@@ -442,6 +442,8 @@ def reading(
 ) -> Iterator[None]:
     """Call a hook in the block. Raises ConfigError if an own version of it changes its arguments.
 
+    An exception of an own version becomes a HookFailed, see `naming_hook`.
+
     trees, models: the arguments by name. The elements of `models` are compared in round 1.
     """
     if not overrides(algorithm, hook):
@@ -449,5 +451,6 @@ def reading(
         return
     before = Unchanged(trees)
     before.add(models, copies=round == 1)
-    yield
+    with naming_hook("algorithm", hook, type(algorithm)):
+        yield
     require_unchanged(algorithm, hook, before)

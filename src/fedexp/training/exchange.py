@@ -19,7 +19,7 @@ from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, naming_hook
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 from fedexp.data.text import DropoutKeys
@@ -132,7 +132,8 @@ class Exchange:
             if state is None:
                 state = self.simulation.first_client_state(role, self.federation)
             states.append(tree.to(state, device))
-            plan = role.host_plan(self.federation, client, self.generator("plan", client))
+            with naming_hook("algorithm", "host_plan", type(role)):
+                plan = role.host_plan(self.federation, client, self.generator("plan", client))
             plans.append(plan | self.extra_plan(role, client))
             rng = self.generator("personal", client)
             with reading(role, "personal_broadcast", {"server": self.server}):
