@@ -205,7 +205,7 @@ def test_wrong_files_are_named(exported, spoil, message):
 def test_normalisation_that_is_not_pfllibs_is_refused(exported):
     with pytest.raises(ConfigError, match=r"dataset\.mean=\[0\.0\] dataset\.std=\[1\.0\]"):
         loaded("dataset.mean=[0.0]", "dataset.std=[1.0]")
-    with pytest.raises(ConfigError, match="has images with 1 channels; must have 1 or 1 values"):
+    with pytest.raises(ConfigError, match="has images with 1 channel; must have as many values"):
         loaded("dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.5,0.5,0.5]")
 
 

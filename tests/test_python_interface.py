@@ -427,7 +427,7 @@ def test_failed_run_records_error(tmp_path):
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        where = r"algorithm: aggregate of Broken \(broken_for_python.py, line 9\): RuntimeError: "
+        where = r"algorithm: aggregate of Broken \(broken_for_python.py, line 8\): RuntimeError: "
         with pytest.raises(HookFailed, match=where + "the aggregation broke"):
             fedexp.run(
                 [*SMALL, "algorithm=broken"],

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from fedexp.core.console import plural
-from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Count, Limit, OpenShare, Positive, Seed32
+from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.limits import Count, Counts, Limit, OpenShare, Positive, Seed32
 from fedexp.data.cache import Arrays, relative
 from fedexp.data.datasets import ImageFiles
 from fedexp.data.image_files import (
@@ -86,17 +86,18 @@ class DomainFolder(ImageFiles):
         return found
 
     def names(self) -> Sequence[str]:
-        """Return the names of the domains."""
-        if self.domains is not None:
-            return self.domains
+        """Return the names of the domains. Raises ConfigError for one without a folder."""
         root = Path(self.root)
         names = subfolders(root) if root.is_dir() else []
-        if len(names) < 2:
+        if len(names) < (2 if self.domains is None else 1):
             raise ConfigError(
                 f"dataset.root={self.root}: has {plural(len(names), 'folder')}, but each domain"
                 " needs one, with its images in <domain>/<class>/<image>"
             )
-        return names
+        for name in self.domains or ():
+            if not (root / name).is_dir():
+                require_choice("dataset.domains", name, names)
+        return self.domains or names
 
 
 class DomainNetDomains(DomainFolder):
@@ -146,7 +147,7 @@ class Domains(Partitioner):
     min_size: Count
     balance: bool
     max_draws: Count
-    clients: tuple[Count, ...] | None  # of each domain; None: equally many
+    clients: Counts | None  # of each domain; None: equally many
 
     def assign(
         self,

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import load_npz, read_mapping
 from fedexp.data.cache import Arrays, SourceFile, load_cached, make_arrays, stamps
@@ -144,8 +145,8 @@ class PFLlib(AnyChannels):
         """
         if len(self.mean) not in (1, x.shape[1]):
             raise ConfigError(
-                f"dataset.mean={list(self.mean)}: {path} has images with {x.shape[1]} channels;"
-                f" must have 1 or {x.shape[1]} values"
+                f"dataset.mean={list(self.mean)}: {path} has images with"
+                f" {plural(x.shape[1], 'channel')}; must have as many values, or 1 for all"
             )
         mean, std = (np.reshape(each, (-1, 1, 1)) for each in (self.mean, self.std))
         levels = (x.astype(np.float64) * std + mean) * 255
