@@ -73,6 +73,8 @@ def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
             "a search needs an objective: set validation.fraction=0.1",
         ),
         ((*SEARCH, "validation.fraction=0.2"), "no values to search for"),
+        ((*VALIDATED, "objective=accuracy,forgetting"), "a search has one objective"),
+        ((*VALIDATED, "objective=[accuracy,forgetting]"), "a search has one objective"),
         (
             (*VALIDATED, "hydra.sweeper.pruner=none"),
             "hydra.sweeper.pruner: no longer exists; use stop.patience",

@@ -56,12 +56,17 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run the trials of a study, and write the results.
 
     arguments: the command's overrides. Raises ConfigError if the objective or the values to search
-    for are missing, if the directory contains a different study, or if another process searches
-    there.
+    for are missing, if there are several objectives, if the directory contains a different study,
+    or if another process searches there.
     """
     config = multirun.config
     options = options_of(config)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
+    if "objective" in space or OmegaConf.is_list(config.get("objective")):
+        raise ConfigError(
+            "objective: a search has one objective; search for each value in a directory of its own"
+            " (hydra.sweep.dir)"
+        )
     if objective is None:  # test data are used only if the user asks for it
         raise ConfigError(
             "hydra/sweeper=optuna: a search needs an objective: set validation.fraction=0.1 to"
