@@ -29,6 +29,14 @@ def test_first_difference_and_its_reasons_are_named(tmp_path, capsys):
 
     assert compared(*runs[:2]) == (0, ["equal"])
     origin = json.loads((runs[1] / "origin.json").read_text())
+    origin["parts"].append(origin["parts"][0] | {"first_round": 2})  # resumed, nothing else changed
+    (runs[1] / "origin.json").write_text(json.dumps(origin))
+    changed = [
+        "options, versions and machines that differ",
+        "  parts.1.first_round: (absent) and 2",
+    ]
+    assert compared(*runs[:2]) == (0, ["equal", *changed])
+    del origin["parts"][1]
     origin["parts"][0]["versions"]["torch"] = "1.0"
     (runs[1] / "origin.json").write_text(json.dumps(origin))
     table.loc[2, "train_loss"] = 7.5

@@ -39,7 +39,8 @@ def compare_runs(one: Path, other: Path) -> tuple[list[str], list[str]]:
 def facts_of(run: RunDirectory, other: RunDirectory) -> dict[str, object]:
     """Return the options that affect results, the versions and the machines, by dotted key.
 
-    Lists that the other run lacks, because an earlier version started it, are left out.
+    Lists that the other run lacks, because an earlier version started it, are left out. If the
+    other run was resumed more often, the last part of this run stands for its further parts, too.
     """
     known, parts = origin.read(run.directory), []
     lists = [set(part) for part in origin.read(other.directory)["parts"]]
@@ -49,6 +50,8 @@ def facts_of(run: RunDirectory, other: RunDirectory) -> dict[str, object]:
         }
         named = {k: v for k, v in kept.get("packages", {}).items() if k not in part["versions"]}
         parts.append(kept | ({"packages": named} if named else {}))
+    going_on = {key: value for key, value in parts[-1].items() if key != "first_round"}
+    parts += [going_on] * (len(lists) - len(parts))
     return {**known["values"], **flatten(parts, "parts"), "status": run.status}
 
 
