@@ -20,7 +20,7 @@ from fedexp.config.composition import composed, without_hydra
 from fedexp.config.options import conf_directories, list_options
 from fedexp.config.values import resolve
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, nearest
 from fedexp.data.views import PLAIN
 from fedexp.rundir.identity import result_values
 from fedexp.rundir.reader import RunDirectory
@@ -54,13 +54,14 @@ def compare_with(directory: Path, name: str) -> tuple[list[Path], list[str]]:
     Return the paths, and lines on settings without such runs and on committed runs that are not
     used. name: a paper's sweep. Raises ConfigError if one of the two has no finished run.
     """
-    sweep = load_paper_sweep(name)
-    if not (COMMITTED / name / TABLE).is_file():
-        known = sorted(path.parent.name for path in COMMITTED.glob(f"*/{TABLE}"))
+    known = sorted(path.parent.name for path in COMMITTED.glob(f"*/{TABLE}"))
+    if name not in known:
         raise ConfigError(
             f"--with {name}: {COMMITTED / name} has no committed runs ({TABLE}); sweeps that have"
             f" some: {', '.join(known) or 'none, so call this in a checkout of the repository'}"
+            f"{nearest(name, known)}"
         )
+    sweep = load_paper_sweep(name)
     mine = tidy(select_runs(own_jobs(directory)))
     if mine.empty:
         raise ConfigError(f"no finished run in {directory}")

@@ -90,7 +90,8 @@ def test_other_data_of_the_same_name_do_not_fit(mine, capsys):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("fedntd_table99", "sweep=fedntd_table99"),
+        ("fedntd_table11", r"has no committed runs.*nearest: 'fedntd_table1'"),
+        ("benchmark", "multirun/benchmark has no committed runs"),  # no sweep of a paper
         ("fedntd_table12", "has no committed runs.*sweeps that have some: .*fedntd_table1,"),
     ],
 )

@@ -196,8 +196,8 @@ def choose_values(means: pd.DataFrame, accuracy: str) -> Section:
     names = means["method"].str.partition(" ")
     known = means.assign(algorithm=names[0], chosen=names[2])[means["n"] > means["diverged"]]
     best = known.drop_duplicates(["setting", "algorithm"]).assign(method=known["algorithm"])
-    shown = {"chosen": best["chosen"], "accuracy (%)": (100 * best[accuracy]).map("{:.2f}".format)}
-    table = pd.DataFrame(shown)
+    values = (100 * best[accuracy]).map("{:.2f}".format)
+    table = pd.DataFrame({"chosen": best["chosen"], title_of(accuracy): values})
     return Section(CHOSEN, table.set_axis(label_rows(best), axis="index"))
 
 

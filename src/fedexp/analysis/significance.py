@@ -24,10 +24,11 @@ LEAST_SEEDS = 1 + math.ceil(-math.log2(LEVEL))
 OVERALL = "all settings"
 ABOUT = (
     "Mean difference over n seeds, without runs that diverged, and its 95 % interval (Student's t)."
-    " Over all settings, a seed counts once, with the mean of its pairs of runs; `of 15 pairs`:"
-    " some seeds lack a setting. p: two-sided sign-flip test of the seeds, adjusted for the number"
-    " of methods (Holm); no p is given if n seeds cannot be significant."
+    " Over all settings, a seed counts once, with the mean of its pairs of runs. p: two-sided"
+    " sign-flip test of the seeds, adjusted for the number of methods (Holm); no p is given if n"
+    " seeds cannot be significant."
 )
+GAPS = " `of 15 pairs`: some seeds lack a setting."
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
@@ -163,7 +164,8 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
     wide = wide.rename(columns=heads, level=0).rename(columns=title_of, level=1)
     wide = wide.loc[ordered(wide.index)]
     wide = wide.set_axis(displayed(list(wide.index)))
-    return [Section(f"Difference to {displayed([baseline])[0]}", wide, about=ABOUT)]
+    about = ABOUT + GAPS * bool(texts.str.contains(" pairs)", regex=False).any())
+    return [Section(f"Difference to {displayed([baseline])[0]}", wide, about=about)]
 
 
 def format_difference(row: Mapping[Any, Any], settings: int) -> str:

@@ -21,8 +21,11 @@ ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
 GOALS = [f"{TARGETS}_{factor:g}A" for factor in FACTORS]  # the same as columns of `frame.tidy`
 WHAT_A_IS = (
     f"A is {SHARE:g} of the best accuracy of any run of the setting. Rounds are mean ± standard"
-    " deviation over the seeds that reached the target. Speed-ups are relative to FedAvg; `-`: at"
-    " least one seed diverged or never reached the target."
+    " deviation over the seeds that reached the target."
+)
+WHAT_SPEEDUPS_ARE = (
+    " Speed-ups are relative to FedAvg; `-`: at least one seed diverged or never reached the"
+    " target."
 )
 
 
@@ -105,7 +108,8 @@ def describe_targets(every: pd.DataFrame) -> list[Section]:
         cells = [format_cell(row, goal, seeds) for row in as_goals.to_dict("records")]
         targets.insert(min(place, targets.shape[1]), name, cells)
     targets = targets.rename(columns=layout.heading).set_axis(label_rows(table), axis="index")
-    parts = [Section("", targets, about=WHAT_A_IS, legend=legend_of(targets))]
+    about = WHAT_A_IS + WHAT_SPEEDUPS_ARE * any("speedup" in str(name) for name in targets)
+    parts = [Section("", targets, about=about, legend=legend_of(targets))]
     if wished := absolute_targets(every):
         parts.insert(0, make_table(every, Layout(tuple(wished))))
     return parts

@@ -71,11 +71,12 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
         for key in keys
         if value_of(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
     ]
-    steps = value_of(values, "local.steps")
-    if steps is not None and {"local.steps", "local.epochs"} <= assigned.keys():
+    given = {key for key, value in assigned.items() if value != "None"}
+    if {"local.steps", "local.epochs"} <= given:
         wrong.append(
-            f"local.steps={steps} and local.epochs={value_of(values, 'local.epochs')}: both set the"
-            " length of local training; give only one of them"
+            f"local.steps={assigned['local.steps']} and"
+            f" local.epochs={assigned['local.epochs']}: both set the length of local training; give"
+            " only one of them"
         )
     if wrong:
         raise ConfigError("\n".join(wrong))
