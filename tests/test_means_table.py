@@ -152,6 +152,15 @@ def test_few_seeds_have_nothing_in_bold(tmp_path):
     assert best_of(tmp_path / "alone", {"a": (0.5,) * 6, "c": (0.9,) * 5}) == []
 
 
+def test_method_with_few_seeds_of_the_best_one_is_not_bold(tmp_path):
+    """b has six seeds, but only three of them are seeds of a, too: +10, 0 and +10 points for a."""
+    results = {"a": (range(6), (0.9,) * 6), "b": (range(3, 9), (0.8, 0.9, 0.8) * 2)}
+    for method, (seeds, accuracies) in results.items():
+        for seed, accuracy in zip(seeds, accuracies, strict=True):
+            make_run(tmp_path, [f"algorithm={method}"], seed, accuracy=accuracy)
+    assert find_best(tidy(own_jobs(tmp_path)), "accuracy") == ["a"]
+
+
 def test_diverged_and_missed_seeds_are_not_the_best(tmp_path):
     """Their method would be compared over the seeds that went well."""
     results = {"a": (0.5,) * 7, "b": (0.6,) * 7, "c": (0.9,) * 6 + (None,)}
