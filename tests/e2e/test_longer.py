@@ -74,6 +74,26 @@ def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
     assert "complete (2 rounds); nothing to do" in again.err
 
 
+def test_extended_run_that_lost_rounds_is_not_complete(fedexp, tmp_path, monkeypatch):
+    """The rows of round 2 are cut before round 3, so summary.json must not say that it exists."""
+    fedexp.done(*RUN, "rounds=3", "hydra.run.dir=whole")
+    fedexp.done(*RUN, "rounds=2", "hydra.run.dir=run")
+    latest = tmp_path / "run/checkpoint/latest.pt"
+    latest.write_bytes(latest.read_bytes()[:-100])
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.training.rounds.play_round", interrupted)
+        answer = fedexp("resume=run", "rounds=3")
+    assert answer.code == 130, answer.err
+    assert "The state after round 1 was saved" in answer.err
+    assert not (tmp_path / "run/summary.json").exists()
+    fedexp.done("resume=run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run")
     fedexp.done("resume=run", "rounds=2")

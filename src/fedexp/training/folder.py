@@ -164,6 +164,11 @@ class RunFolder:
         return self.continues and self.run.finished
 
     @property
+    def lost_rounds(self) -> bool:
+        """Whether the latest checkpoint is damaged, so that its rounds are run again."""
+        return self.saved is not None and self.saved.problem is not None
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is left to do for this job."""
         if not self.is_extension or (self.job.sweep is None and self.extends):
@@ -261,7 +266,7 @@ class RunFolder:
         if self.saved is None:
             self._begin_new(simulation)
             return
-        if self.saved.problem is not None:
+        if self.lost_rounds:
             checkpoint.set_aside(self.directory)
         if self.extends:
             self._write_options()

@@ -185,13 +185,14 @@ def recording(
     """Open the recorder and the callbacks of a run while the block runs.
 
     The callbacks are closed even if the block raises an exception. The files of a finished run that
-    is extended do not change before the first of the new rounds is recorded.
+    is extended do not change before the first of the new rounds is recorded, unless its last
+    checkpoint is damaged: rows are then cut here, so the run is no longer complete.
     """
     info = run_info(folder, simulation, state, callbacks.members)
     lengths = folder.saved.state["lengths"] if folder.saved else None
     begin = partial(folder.begin, simulation)
     recorder = Recorder(folder.directory, simulation, callbacks, lengths, begin)
-    if not folder.is_extension:
+    if not folder.is_extension or folder.lost_rounds:
         begin()
     try:
         callbacks.call("start", info)
