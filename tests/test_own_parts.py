@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
@@ -327,6 +328,17 @@ def test_numbers_of_a_metric_become_floats(given, expected):
     assert type(value) is float
     np.testing.assert_equal(value, expected)
     np.testing.assert_equal(metrics.client_values(history)["mine"], np.full(4, expected))
+
+
+def test_metric_that_leaves_another_mode_of_torch_is_named(tmp_path):
+    class Ungraded(Own):
+        def round_values(self, record):
+            torch.set_grad_enabled(False)
+            return super().round_values(record)
+
+    message = r"forgetting_metric: round_values of Ungraded leaves torch.set_grad_enabled\(False\)"
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, Ungraded())
 
 
 def test_record_is_read_only():

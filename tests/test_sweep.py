@@ -23,10 +23,13 @@ from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.values import resolve
 from fedexp.core import interrupts
 from fedexp.core.errors import INTERRUPTED, ConfigError
+from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import config_folders, job_directories, write_sweep_name
 from fedexp.training import summary
+from fedexp.training.folder import RunFolder
+from fedexp.training.job import Job
 from fedexp.training.summary import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
 from toy_federation import composed
@@ -210,6 +213,23 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
         with pytest.raises(Occupied, match=message), occupied(tmp_path):
             pass
     assert not is_occupied(tmp_path)
+
+
+def test_job_whose_options_have_changed_since_it_was_named_is_refused(tmp_path):
+    """A launched process composes its job's configuration when it starts, perhaps from a yaml file
+    that was edited in the meantime. It trained with the new values in the directory of the old."""
+    config, changed = composed("local.lr=0.1"), composed("local.lr=0.2")
+    identity = digest(essential(build(config)))[:8]
+    directory = tmp_path / f"digits_lda_fedavg_seed0_{identity}"
+    with RunFolder(Job(config, directory, [], {}, "mine"), build(config)):
+        pass
+    job = Job(changed, directory, [], {}, "mine")
+    message = "the options of this job have changed since the command was started"
+    with pytest.raises(ConfigError, match=message), RunFolder(job, build(changed)):
+        pass
+    other = Job(changed, tmp_path / "own_name", [], {}, "mine")
+    with RunFolder(other, build(changed)):
+        pass
 
 
 def test_config_dir_may_contain_commas_and_brackets(here):

@@ -7,7 +7,8 @@ import importlib
 import itertools
 import pkgutil
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError, naming_hook
 from fedexp.core.limits import Checked, Positive
+from fedexp.core.unchanged import modes, require_modes
 from fedexp.data.views import VIEWS
 from fedexp.metrics import examples, forgetting
 from fedexp.metrics.accuracy import class_mean
@@ -446,7 +448,7 @@ class Metrics:
         """Return the values of the last recorded round."""
         found: dict[str, float] = {}
         for each in self.members:
-            with naming_hook("forgetting_metric", "round_values", type(each)):
+            with calling(each, "round_values"):
                 values = each.round_values(record)
             found |= checked(each, values, each.names())
         return found
@@ -460,7 +462,7 @@ class Metrics:
         if record.local_rounds[-1:] != record.rounds[-1:]:
             return found
         for each in self.members:
-            with naming_hook("forgetting_metric", "local_values", type(each)):
+            with calling(each, "local_values"):
                 found |= each.client_values(record)
         return found
 
@@ -469,11 +471,20 @@ class Metrics:
         found: dict[str, float] = {}
         for each in self.members:
             names = (*each.names(), *each.further)
-            with naming_hook("forgetting_metric", "summary", type(each)):
+            with calling(each, "summary"):
                 values = each.summary(record)
             numbers = checked(each, values, names)
             found |= {name: as_declared(each.further.get(name), numbers[name]) for name in numbers}
         return found
+
+
+@contextmanager
+def calling(metric: ForgettingMetric, hook: str) -> Iterator[None]:
+    """Call a hook of a metric in the block. What goes wrong is named after it."""
+    before = modes()
+    with naming_hook("forgetting_metric", hook, type(metric)):
+        yield
+    require_modes(before, f"forgetting_metric: {hook} of {type(metric).__name__}")
 
 
 def as_declared(quantity: Quantity | None, value: float) -> float:

@@ -9,6 +9,7 @@ import csv
 import io
 import logging
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT, Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, files, origin
-from fedexp.rundir.identity import essential
+from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
@@ -44,6 +45,7 @@ from fedexp.training.summary import environment
 
 log = logging.getLogger("fedexp")
 
+NAMED_BY = re.compile("_seed([0-9]+)_([0-9a-f]{8})$")  # end of the name of a sweep's job
 # options that may change when a run is extended, and the start of the keys of others
 LENGTH = ("rounds", "scenario.rounds_per_task")
 STOPS = ("stop.", "callback.")
@@ -100,6 +102,8 @@ class RunFolder:
             )
         elif alone:
             self._require_new()
+        else:
+            self._require_planned()
 
     def _check_values(self, differing: Mapping[str, str]) -> None:
         """Check that the run was started with the values of this job.
@@ -146,6 +150,19 @@ class RunFolder:
             problem = "the run has diverged"
         if problem:
             raise ConfigError(f"resume={self.directory}: rounds={rounds}: {problem}")
+
+    def _require_planned(self) -> None:
+        """Raise ConfigError if a job has other values than those by which its sweep named it.
+
+        Launched processes compose the configuration of a job when it starts.
+        """
+        name, seed = self.directory.name, self.built.settings.seed
+        found = NAMED_BY.search(name)
+        if found and found[1] == str(seed) and not digest(self.values).startswith(found[2]):
+            raise ConfigError(
+                f"{name}: the options of this job have changed since the command was started, for"
+                " example in an edited yaml file; run the command again"
+            )
 
     def _require_new(self) -> None:
         """Raise ConfigError if the directory contains a run that the job may not replace."""
