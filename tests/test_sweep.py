@@ -26,7 +26,7 @@ from fedexp.core.errors import INTERRUPTED, ConfigError
 from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import config_folders, job_directories, write_sweep_name
+from fedexp.rundir.sweeps import config_folders, job_directories, sweep_name, write_sweep_name
 from fedexp.training import summary
 from fedexp.training.folder import RunFolder
 from fedexp.training.job import Job
@@ -230,6 +230,12 @@ def test_job_whose_options_have_changed_since_it_was_named_is_refused(tmp_path):
     other = Job(changed, tmp_path / "own_name", [], {}, "mine")
     with RunFolder(other, build(changed)):
         pass
+
+
+def test_damaged_name_of_a_sweep_is_named(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"sweep\.json: cannot be read"):
+        sweep_name(tmp_path)
 
 
 def test_config_dir_may_contain_commas_and_brackets(here):

@@ -108,7 +108,10 @@ def config_folders(sweep: Path) -> list[Path]:
 def sweep_name(directory: Path) -> str:
     """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
     path = directory / MARKER
-    return str(storage.read_mapping(path)["sweep"]) if path.exists() else directory.name
+    if not path.exists():
+        return directory.name
+    with storage.reading(path):
+        return str(storage.read_mapping(path)["sweep"])
 
 
 def write_sweep_name(directory: Path, name: str) -> None:
