@@ -141,7 +141,9 @@ def kill_one(sweep: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ray_equals_the_basic_launcher(sweep):
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedexp[ray]'")
+    reason = "Ray's launcher is not installed: pip install 'fedexp[ray]'"  # [bench] has Ray alone
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason=reason)
+    ray = pytest.importorskip("ray")
     assert sweep("basic", *GRID).code == 0
     try:
         check_against_basic(
