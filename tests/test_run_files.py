@@ -100,7 +100,16 @@ def test_half_a_row_is_left_out(sweep):
     path = sweep / "job0" / "rounds.csv"
     whole = RunDirectory(path.parent).rounds
     path.write_text(path.read_text()[:-3])
+    (path.parent / "summary.json").unlink()  # as if the run had been killed
     assert len(RunDirectory(path.parent).rounds) == len(whole) - 1
+
+
+def test_finished_run_without_its_last_round_is_named(sweep, capsys):
+    path = sweep / "job0" / "rounds.csv"
+    path.write_text(path.read_text()[:-3])
+    assert main(["report", str(sweep), "--no-figures"]) == 2
+    last = RunDirectory(path.parent).summary["rounds"]
+    assert f"rounds.csv: has no whole row of round {last}, with which" in capsys.readouterr().err
 
 
 def test_finished_run_without_its_rounds_is_named(sweep, capsys):
