@@ -621,6 +621,7 @@ def test_a_folder_can_be_the_validation_set(tmp_path):
     for _ in range(2):  # decoded, then from the cache
         data = load_folder(tmp_path, VALIDATED)
         assert data.validation.tolist() == [14, 15, 16]
+        assert "; 14 training, 3 validation and 14 test examples" in data.sentence()
         assert np.array_equal(data.x_train[14].numpy(), pixels(100, 8, 8, 3))
         assert data.y_train[14:].tolist() == [0, 0, 1]
     options = [

@@ -424,6 +424,7 @@ def test_partition_is_read_from_every_file_format(tmp_path):
         ("[[0, 1], [2, 2]]", "gives example 2 to client 1 twice"),
         ("[[0, 1], [2, 10]]", "gives client 1 example 10; example indices must be from 0 to 9"),
         ("[[0], []]", "gives client 1 an array of float64 with shape [0]"),
+        ("[[0], [true, 2]]", "gives client 1 true or false"),
         ('[[0], ["1"]]', "gives client 1 an array of <U1 with shape [1]"),
         ("[[0], [[1], 2]]", "must give a list of example indices for each client"),
         ('{"0": [0], "2": [1]}', "the clients must be named 0 to 1"),

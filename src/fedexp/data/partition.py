@@ -177,6 +177,7 @@ def check_parts(
     `examples` - 1, and no example is given twice.
     """
     try:
+        parts = list(parts)
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError) as error:
         raise ConfigError(
@@ -190,6 +191,13 @@ def check_parts(
             raise ConfigError(
                 f"{source} gives client {client} an array of {part.dtype} with shape"
                 f" {[*part.shape]}; must be a list of at least one example index (integers)"
+            )
+        given = parts[client]
+        # numpy makes 1 of a True among integers
+        if isinstance(given, list) and any(isinstance(each, bool) for each in given):
+            raise ConfigError(
+                f"{source} gives client {client} true or false; must be a list of example indices"
+                " (integers)"
             )
     arrays = [part.astype(np.int64) for part in arrays]
     everything = np.concatenate(arrays)

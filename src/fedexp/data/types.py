@@ -120,9 +120,11 @@ class Data(ABC):
         shown = names if len(names) <= 20 else [*names[:3], "...", names[-1]]
         if self.classes == tuple(map(str, range(self.num_classes))):
             shown = [f"0 to {self.num_classes - 1}"]
-        train = int((self.y_train >= 0).sum())
+        held = 0 if self.validation is None else len(self.validation)
+        train = int((self.y_train >= 0).sum()) - held
+        sizes = f"{train:,} training{f', {held:,} validation' if held else ''} and"
         return (
-            f"{plural(self.num_classes, 'class')} ({', '.join(shown)}); {train:,} training and"
+            f"{plural(self.num_classes, 'class')} ({', '.join(shown)}); {sizes}"
             f" {len(self.y_test):,} test examples, {self.form()}"
         )
 
