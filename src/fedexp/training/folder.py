@@ -176,7 +176,7 @@ class RunFolder:
             )
 
     @property
-    def is_extension(self) -> bool:
+    def reopens(self) -> bool:
         """Whether a finished run continues. Its files stay until a new round is recorded."""
         return self.continues and self.run.finished
 
@@ -188,7 +188,7 @@ class RunFolder:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to do for this job."""
-        if not self.is_extension or (self.job.sweep is None and self.extends):
+        if not self.reopens or (self.job.sweep is None and self.extends):
             return False
         built = self.built
         return is_finished(self.run, built.stop, built.values["callback"], self.by_name)
@@ -233,7 +233,7 @@ class RunFolder:
             self._require_new()  # another process may have started a run there
         self.checksums = data_checksums(self.built, simulation.runtime.data.checksum)
         self.saved = checkpoint.load(self.directory) if self.continues else None
-        if self.saved is None and self.is_extension:
+        if self.saved is None and self.reopens:
             raise ConfigError(
                 f"{self.directory}: the run has ended, but it cannot be continued, because its"
                 " checkpoints were removed; start a new run in another directory"

@@ -192,7 +192,7 @@ def recording(
     lengths = folder.saved.state["lengths"] if folder.saved else None
     begin = partial(folder.begin, simulation)
     recorder = Recorder(folder.directory, simulation, callbacks, lengths, begin)
-    if not folder.is_extension or folder.lost_rounds:
+    if not folder.reopens or folder.lost_rounds:
         begin()
     try:
         callbacks.call("start", info)
