@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
-from benchmarks.w1 import EPOCHS, OVERRIDES, data_overrides, data_sentence, prepare_workload
+from benchmarks.w1 import ALPHA, EPOCHS, OVERRIDES, data_overrides, data_sentence, prepare_workload
 from fedexp.engine.hardware import cores
 
 
@@ -107,6 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=5, help="repetitions of each contestant")
     add("--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round")
     add("--epochs", type=int, default=EPOCHS, help="local epochs")
+    add("--alpha", type=float, default=ALPHA, help="alpha of the Dirichlet partition")
     add(
         "--workers",
         type=int,
@@ -142,17 +143,24 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
+def changed_overrides(options: argparse.Namespace) -> list[str]:
+    """Return the overrides of the flags that change W1."""
+    found = [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
+    return found if options.alpha == ALPHA else [*found, f"alpha={options.alpha:g}"]
+
+
 def heading(options: argparse.Namespace, data: list[str], what: str) -> str:
     return (
-        f"{measure.machine()}. W1, {data_sentence(data)}, {what}; E={options.epochs};"
+        f"{measure.machine()}. W1, {data_sentence(data)}, {what}; alpha={options.alpha:g},"
+        f" E={options.epochs};"
         f" {options.repeats} repetitions in turn, each of {options.rounds} rounds after one to warm"
         " up. Median (smallest to largest)."
     )
 
 
 def main() -> int:
-    options, data = parse(make_parser()), data_overrides()
-    data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
+    options = parse(make_parser())
+    data = [*data_overrides(), *changed_overrides(options)]
     with tempfile.TemporaryDirectory(prefix="fedexp-bench-") as scratch:
         work = Path(scratch)
         prepare_workload(options.rounds + 1, data).save(work / "w1")

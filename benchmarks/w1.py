@@ -26,11 +26,12 @@ from fedexp.training.simulation import Simulation
 if TYPE_CHECKING:
     from fedexp.config.build import Built
 
-CLIENTS, BATCH, EPOCHS = 100, 50, 5
+CLIENTS, BATCH, EPOCHS, ALPHA = 100, 50, 5, 0.1
 LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
 CROP_PADDING, CUTOUT = 4, 16
 OVERRIDES = (
-    *("model=cnn", "partition=lda", "alpha=0.1", "seed=0", "augment=true", "weighting=examples"),
+    *("model=cnn", "partition=lda", f"alpha={ALPHA}", "seed=0", "augment=true"),
+    "weighting=examples",
     *(
         f"num_clients={CLIENTS}",
         "participation=0.1",

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks import __main__ as bench
 from benchmarks import measure
 from benchmarks.measure import Contestant, Rep, fedexp, ratios, spread
-from benchmarks.w1 import EPOCHS, OVERRIDES, data_overrides, prepare_workload
+from benchmarks.w1 import OVERRIDES, data_overrides, prepare_workload
 
 QUANTITIES = {  # by their names in `measure.Rep`: the name in a table, the unit, and the format
     "rate": ("training", "examples/s", ",.0f"),
@@ -127,8 +127,8 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32")
     parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn")
     parser.add_argument("--blazefl", metavar="PYTHON", help="interpreter that has BlazeFL")
-    options, data = bench.parse(parser), data_overrides()
-    data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
+    options = bench.parse(parser)
+    data = [*data_overrides(), *bench.changed_overrides(options)]
     options.algorithms = ["fedavg"]
     if options.model != "cnn" and options.device == "cpu":
         parser.error(f"--model={options.model}: needs a GPU (--device=cuda)")
