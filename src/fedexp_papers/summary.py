@@ -28,51 +28,46 @@ def load_verdicts() -> pd.DataFrame:
 
 
 def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
-    """Return the table of the first screen, one row a paper, and the coverage.
+    """Return the table of the first screen, and the coverage.
 
-    judged: from `judged_values`. tables: from `readings.compare_everything`.
+    The table has a row for each paper, and one for its held-out columns if these are only some of
+    its columns. judged: from `judged_values`. tables: from `readings.compare_everything`.
     """
     first, verdicts = judged[judged["reading"] == ""], load_verdicts()
     covered = {paper: count_coverage(tables, paper) for paper in verdicts.index}
     rows = []
     for paper, known in verdicts.iterrows():
-        found = count_agreement(first[first["paper"] == paper], strict=True)
-        rows.append(
-            {
-                "paper": f"[{paper}]({known['page']})",
-                "published": covered[str(paper)].published,
-                "compared": found.values,
-                "agree strictly": describe_agreeing(found),
-                "by chance": describe_chance(found),
-                "FedAvg alone": describe_baseline(found),
-                "verdict": known["verdict"],
-            }
-        )
-    shown = pd.DataFrame(rows).set_index("paper")
+        mine = first[first["paper"] == paper]
+        about = {
+            "paper": f"[{paper}]({known['page']})",
+            "published": covered[str(paper)].published,
+            "verdict": known["verdict"],
+        }
+        rows.append(about | describe_strictly(mine))
+        held = mine[mine["held_out"]]
+        if 0 < len(held) < len(mine):
+            rows.append({"paper": f"{paper}, held out"} | describe_strictly(held))
+    heads = ["published", "compared", "agree strictly", "by chance", "FedAvg alone", "verdict"]
+    shown = pd.DataFrame(rows, dtype=object).set_index("paper")[heads].fillna("")
     every = count_coverage(tables)
     parts = [f"{paper} {each.judged} of {each.published}" for paper, each in covered.items()]
     share = f"{100 * every.judged / every.published:.0f} %"
     coverage = (
         f"**{every.judged} of the {every.published} published entries are judged ({share})**,"
-        f" counting runs with other settings, too: {', '.join(parts)}."
+        f" counting repeated ones and runs with other settings, too: {', '.join(parts)}."
     )
-    return f"{markdown(shown, corner='paper')}\n{coverage}\n{describe_held_out(first)}"
+    return f"{markdown(shown, corner='paper')}\n{coverage}\n"
 
 
-def describe_held_out(first: pd.DataFrame) -> str:
-    """Return a sentence with the strict agreements in held-out columns, "" if there are none.
-
-    first: judged rows of the first readings. Papers with held-out columns only, as no setting was
-    inferred, are left out.
-    """
-    counts = []
-    for paper in load_verdicts().index:
-        rows = first[first["paper"] == paper]
-        if 0 < rows["held_out"].sum() < len(rows):
-            found = count_agreement(rows[rows["held_out"]], strict=True)
-            counts.append(f"{paper} {found.agree} of {found.values}")
-    text = "Agreeing strictly in *held-out* columns, from which no setting was inferred: "
-    return f"\n{text}{', '.join(counts)}.\n" if counts else ""
+def describe_strictly(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the cells of the first screen that count strict agreements. rows: judged rows."""
+    found = count_agreement(rows, strict=True)
+    return {
+        "compared": str(found.values),
+        "agree strictly": describe_agreeing(found),
+        "by chance": describe_chance(found),
+        "FedAvg alone": describe_baseline(found),
+    }
 
 
 def describe_agreeing(found: Agreement) -> str:

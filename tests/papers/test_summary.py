@@ -39,9 +39,10 @@ def test_first_screen_has_a_row_for_each_paper():
     assert [line.split(" | ")[2:6] for line in lines[3:6]] == [["0", "-", "-", "-"]] * 3
     assert lines[-1].startswith("**7 of the 874 published entries are judged (1 %)**")
     assert "FedNTD 7 of 480" in lines[-1]
+    assert not any("held out" in line for line in lines)
     rows["held_out"] = rows["partition_param"] == "s=3"
-    held = summarise(rows, {"fedntd_table1": rows}).splitlines()[-1]
-    assert held.endswith("columns, from which no setting was inferred: FedNTD 1 of 1.")
+    held = summarise(rows, {"fedntd_table1": rows}).splitlines()[3]
+    assert held == "| FedNTD, held out |  | 1 | **1** of 1 | - | - |  |"
 
 
 def test_counts_of_columns_with_fedavg_are_given_once_if_these_are_all_columns():
