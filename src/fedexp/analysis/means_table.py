@@ -93,7 +93,7 @@ def shown_metrics(table: pd.DataFrame, layout: Layout) -> list[str]:
     targets = [key for key in found if key.startswith(TARGETS)]
     require_known(layout.metrics, sorted({*found, *([TARGETS] if targets else [])}), "--metrics")
     keys = [targets if metric == TARGETS else [metric] for metric in layout.metrics]
-    return list(itertools.chain.from_iterable(keys))
+    return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
 
 
 def make_section(table: pd.DataFrame, about: str) -> Section:

@@ -129,8 +129,8 @@ def log_to_console() -> None:
 
 
 def comma_list(text: str) -> tuple[str, ...]:
-    """Return the words of a flag that are separated by commas, each once."""
-    return tuple(dict.fromkeys(filter(None, text.split(","))))
+    """Return the words of a flag that are separated by commas."""
+    return tuple(filter(None, text.split(",")))
 
 
 class Parser(ArgumentParser):
