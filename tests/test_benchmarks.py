@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -530,7 +531,8 @@ def test_captured_benchmark_prints_its_lines(capsys):
     exact = "textcnn fedntd fp32 captured, exact: models compared: to its steps without graphs"
     assert f"{exact} equal bits, to sequential equal bits" in text
     assert "textcnn fedntd fp32 captured: 0." in text
-    assert "decision: none: not measured: " in text
+    # one network of ten: not enough to let the general part go, whichever is faster here
+    assert re.search(r"decision: (none: not measured: |the general part stays: )", text)
 
 
 def test_timeline_counts_each_second_once(monkeypatch):
