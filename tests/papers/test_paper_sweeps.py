@@ -47,7 +47,18 @@ def test_each_published_cell_belongs_to_one_job(name):
             (row,) = printed.index[(printed[wanted.index] == wanted).all(axis="columns")]
             hits[row] += 1
     is_other_reading = name.endswith(
-        ("_released", "_mean", "_tau3", "_titles", "_server2", "_server5", "_other", "_mu10")
+        (
+            "_released",
+            "_mean",
+            "_tau3",
+            "_titles",
+            "_posts",
+            "_server2",
+            "_server5",
+            "_other",
+            "_mu10",
+            "_uniform",
+        )
     )
     for index, row in printed.iterrows():
         excused = row["note"].startswith(("not_applicable", "not_run")) or row["method"] == "(all)"
