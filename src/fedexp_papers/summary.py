@@ -1,6 +1,7 @@
 """The generated parts of REPRODUCTION.md: how far the runs agree with each paper.
 
-published/verdicts.csv has the order of the papers, and the verdicts, which are written by hand.
+published/verdicts.csv has the order of the papers, the verdicts, which are written by hand, and for
+each paper at most one other reading that the first screen counts, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,15 +24,19 @@ POINTS = {"percent": 1.0, "fraction": 100.0}  # one unit of a value in points of
 
 
 def load_verdicts() -> pd.DataFrame:
-    """Return the page and the verdict of each paper, indexed by paper, in the order to show."""
-    return pd.read_csv(VERDICTS, index_col="paper", dtype=str)
+    """Return the page, the verdict and the other reading ("" for none) of each paper.
+
+    The index is the paper, in the order to show.
+    """
+    return pd.read_csv(VERDICTS, index_col="paper", dtype=str, keep_default_na=False)
 
 
 def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
     """Return the table of the first screen, and the coverage.
 
-    The table has a row for each paper, and one for its held-out columns if these are only some of
-    its columns. judged: from `judged_values`. tables: from `readings.compare_everything`.
+    The table has a row for each paper, one for its held-out columns if these are only some of its
+    columns, and one for another reading if verdicts.csv names it. judged: from `judged_values`.
+    tables: from `readings.compare_everything`.
     """
     first, verdicts = judged[judged["reading"] == ""], load_verdicts()
     covered = {paper: count_coverage(tables, paper) for paper in verdicts.index}
@@ -47,6 +52,9 @@ def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
         held = mine[mine["held_out"]]
         if 0 < len(held) < len(mine):
             rows.append({"paper": f"{paper}, held out"} | describe_strictly(held))
+        other = judged[(judged["paper"] == paper) & (judged["reading"] == known["reading"])]
+        if known["reading"] and len(other):
+            rows.append({"paper": f"{paper}, {known['reading']}"} | describe_strictly(other))
     heads = ["published", "compared", "agree strictly", "by chance", "FedAvg alone", "verdict"]
     shown = pd.DataFrame(rows, dtype=object).set_index("paper")[heads].fillna("")
     every = count_coverage(tables)

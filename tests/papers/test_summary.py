@@ -43,6 +43,10 @@ def test_first_screen_has_a_row_for_each_paper():
     rows["held_out"] = rows["partition_param"] == "s=3"
     held = summarise(rows, {"fedntd_table1": rows}).splitlines()[3]
     assert held == "| FedNTD, held out |  | 1 | **1** of 1 | - | - |  |"
+    others = [rows[:2].assign(reading=name) for name in ("released clients", "released")]
+    lines = summarise(pd.concat([rows, *others]), {"fedntd_table1": rows}).splitlines()
+    assert lines[4].startswith("| FedNTD, released clients |  | 2 | **")
+    assert not any("released |" in line for line in lines)
 
 
 def test_counts_of_columns_with_fedavg_are_given_once_if_these_are_all_columns():
