@@ -35,7 +35,7 @@ NOTES = {  # mark -> its explanation in the legend of a table
     NOISE: f"within a tolerance of more than {TOO_WIDE:g} strict ones, which tests nothing",
     "!": "outside the tolerance",
     "?": "not judged: the published value cannot be right",
-    "~": "not judged: run with another protocol or with older code of the method",
+    "~": "not judged: run with another protocol, for too few rounds, or with older code",
     "=": "not judged: the published value holds by definition",
     PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",

@@ -119,7 +119,7 @@ def make_tables(sweeps: Mapping[str, PaperSweep], tables: Mapping[str, pd.DataFr
         texts += [f"## {paper}"] * bool(mine)
         texts += [make_section(sweep, tables[sweep.name]).strip() for sweep in mine]
     texts.append(
-        f"{len(sweeps) - len(tables)} of {len(sweeps)} tables and figures have no run here."
+        f"{len(sweeps) - len(tables)} of {len(sweeps)} sweeps have no run here."
         " `fedexp --multirun sweep=<name>` runs one."
     )
     return "\n\n".join(texts) + "\n"

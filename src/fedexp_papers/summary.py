@@ -175,11 +175,12 @@ def tabulate_distances(judged: pd.DataFrame, detailed: bool = False) -> str:
     for name, mine in list_groups(judged, detailed):
         gains = gains_over_baseline(mine)
         same, pairs = count_same_order(mine)
-        own = (np.sign(gains["ours"]) == np.sign(gains["published"])).sum()
+        sided = gains[gains["published"] != 0]  # as in the pairs, a tie in print has no side
+        own = (np.sign(sided["ours"]) == np.sign(sided["published"])).sum()
         rows[name] = {
             "accuracy (points)": describe_errors(mine, "accuracy"),
             "F": describe_errors(mine, "forgetting"),
-            "same side of FedAvg": f"{own} of {len(gains)}" if len(gains) else "-",
+            "same side of FedAvg": f"{own} of {len(sided)}" if len(sided) else "-",
             "pairs in the same order": f"{same} of {pairs}" if pairs else "-",
             "gain in accuracy": correlate_gains(gains, "accuracy"),
             "gain in F": correlate_gains(gains, "forgetting"),

@@ -65,7 +65,7 @@ def test_parts_between_the_marks_and_the_tables_are_written_and_checked(page, ca
     assert tables.count(heading) == 2
     assert "MOON" not in tables
     papers = len(all_paper_sweeps())
-    assert f"{papers - 2} of {papers} tables and figures have no run here." in tables
+    assert f"{papers - 2} of {papers} sweeps have no run here." in tables
     assert (page.parent / TABLES).with_name("overview.svg").read_bytes().startswith(b"<?xml")
     assert main([*arguments, "--check"]) == 0
     (page.parent / TABLES).write_text(tables + "changed")

@@ -17,6 +17,7 @@ from fedexp_papers.summary import (
     load_verdicts,
     summarise,
     tabulate_agreement,
+    tabulate_distances,
 )
 from test_agreement import ROWS, F, row
 
@@ -116,3 +117,16 @@ def test_pairs_are_counted_with_targets_that_were_never_reached():
     assert gains["ours"].tolist() == [NEVER, -10.0, 5.0]
     assert gains["published"].tolist() == [0.0, 30.0, NEVER]
     assert count_same_order(pd.DataFrame([*ROWS[:1], row("FedNTD", 0.5, 0.4, **F)])) == (0, 0)
+
+
+def test_a_tie_in_print_has_neither_a_side_of_fedavg_nor_an_order():
+    """In print, FedDF is as fast as FedAvg and FedNTD slower; for us, both are faster."""
+    rows = [
+        row("FedAvg", 100.0, 50.0, **ROUNDS),
+        row("FedDF", 100.0, 30.0, **ROUNDS),
+        row("FedNTD", 130.0, 40.0, **ROUNDS),
+    ]
+    table = pd.DataFrame(rows).assign(held_out=True, difference=0.0)
+    line = tabulate_distances(table).splitlines()[2]
+    assert [cell.strip() for cell in line.split("|")[4:6]] == ["0 of 1", "1 of 2"]
+    assert "- | - |" in tabulate_distances(table[:2]).splitlines()[2]
