@@ -13,7 +13,7 @@ from fedexp.config.settings import Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
-from fedexp.training.callbacks import EarlyStop, is_finished, rounds_without_improvement
+from fedexp.training.callbacks import EarlyStop, end_of_patience, is_finished
 from toy_federation import composed
 
 OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0}
@@ -163,9 +163,10 @@ def test_seed_and_number_of_trials_decide_the_values(tmp_path, sampler):
 
 
 def test_patience_counts_rounds_since_the_best_round():
-    assert rounds_without_improvement([(0, 0.9)]) == 0
-    assert rounds_without_improvement([(0, 0.9), (1, 0.1)]) == 0
-    assert rounds_without_improvement([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
+    assert end_of_patience([(0, 0.9)], 1) is None
+    assert end_of_patience([(0, 0.9), (1, 0.1)], 1) is None
+    curve = [(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2), (10, 0.4)]
+    assert [end_of_patience(curve, patience) for patience in (1, 2, 3)] == [6, 8, None]
 
 
 def answers(stop, *accuracy):

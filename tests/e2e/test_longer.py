@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL, add_class, assert_same_run, summary_of
+from helpers import SMALL, add_class, assert_same_run, summary_of, table
 
 RUN = ("algorithm=scaffold", *SMALL, "local.batch_size=200")  # one step a client
 
@@ -139,9 +139,9 @@ def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
         in same.err
     )
     assert summary_of(first)["rounds"] == 2
-    table = pd.read_csv(tmp_path / "multirun/a/table.csv")
-    assert table["n"].tolist() == [1, 1]
-    assert [row.split()[-1] for row in table["method"]] == ["rounds=2", "rounds=1"]
+    means = pd.read_csv(tmp_path / "multirun/a/table.csv")
+    assert means["n"].tolist() == [1, 1]
+    assert [row.split()[-1] for row in means["method"]] == ["rounds=2", "rounds=1"]
 
 
 def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
@@ -172,6 +172,26 @@ def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
     fedexp.done("resume=run", "stop.patience=null")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert summary_of(tmp_path / "run")["identity"] == summary_of(tmp_path / "whole")["identity"]
+
+
+def test_patience_ends_a_resumed_run_where_it_ends_an_undisturbed_one(fedexp, tmp_path):
+    """Otherwise, runs of one identity would have other results."""
+    still = (*RUN, "local.lr=1e-9")  # the accuracy never rises, so the first round is the best
+    patient = ("stop.patience=2", "stop.metric=test_accuracy")
+    fedexp.done(*still, "rounds=5", *patient, "hydra.run.dir=undisturbed")
+    fedexp.done(*still, "rounds=4", *patient, "hydra.run.dir=run")
+    answer = fedexp.done("resume=run", "rounds=5")
+    command = "Continue with:  fedexp resume=run stop.patience=null"
+    assert f"stopped after round 3 by stop.patience=2. {command}" in answer.err
+    names = ("run", "undisturbed")
+    run, undisturbed = (summary_of(tmp_path / name) for name in names)
+    for key in ("status", "stopped", "rounds", "accuracy", "identity"):
+        assert run[key] == undisturbed[key]
+    pd.testing.assert_frame_equal(*(table(tmp_path / name, "rounds.csv") for name in names))
+    before = (tmp_path / "run/origin.json").read_bytes()
+    said = fedexp.rejected("resume=run", "stop.patience=1").err
+    assert "stop.patience=1 would have ended the run after round 2, but it has 3 rounds" in said
+    assert (tmp_path / "run/origin.json").read_bytes() == before
 
 
 def test_patience_uses_test_data_only_on_request(fedexp):

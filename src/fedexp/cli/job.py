@@ -72,9 +72,11 @@ def run_job(config: "DictConfig", command: Sequence[str]) -> None:
             raise JobFailed(first_line(error), code) from error
         return
     if summary.get("status") == "stopped" and job.sweep is None:
-        from fedexp.training.callbacks import stop_reason
+        from fedexp.training.callbacks import PATIENCE, stop_reason
 
         command = resume_command(job)
+        if (summary.get("stopped") or {}).get("by") == PATIENCE:
+            command += " stop.patience=null"  # otherwise, nothing would be left to do
         print(f"\nThe run {stop_reason(summary)}. Continue with:  {command}", file=sys.stderr)
 
 

@@ -37,15 +37,22 @@ def patience_view(stop: Stop) -> str:
     return PLAIN if stop.metric == "test_accuracy" else VALIDATION
 
 
-def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
-    """Return how many evaluated rounds have passed since the first round with the best accuracy.
+def end_of_patience(accuracy: Iterable[tuple[int, float]], patience: int) -> int | None:
+    """Return the round in which `patience` evaluated rounds have passed without a higher accuracy.
 
-    Round 0, the initial model, does not count.
+    Round 0, the initial model, does not count. None if there is no such round.
 
     accuracy: (round, accuracy) of each evaluated round.
     """
-    values = [value for number, value in accuracy if number >= 1]
-    return len(values) - 1 - values.index(max(values)) if values else 0
+    best, waited = -math.inf, 0
+    for number, value in accuracy:
+        if number == 0:
+            continue
+        waited = 0 if value > best else waited + 1
+        best = max(best, value)
+        if waited == patience:
+            return number
+    return None
 
 
 class EarlyStop(Callback):
@@ -70,7 +77,7 @@ class EarlyStop(Callback):
             return None
         if self.stop.patience is not None:
             curve = record.records[patience_view(self.stop)].curve
-            if rounds_without_improvement(curve) >= self.stop.patience:
+            if end_of_patience(curve, self.stop.patience) is not None:
                 return {"by": PATIENCE, "patience": self.stop.patience}
         if now + max(self._recent) >= self.end:
             return {"by": MINUTES, "minutes": self.stop.minutes}

@@ -36,7 +36,14 @@ from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
 from fedexp.training import own_files
-from fedexp.training.callbacks import is_finished, stays_stopped, stop_reason
+from fedexp.training.callbacks import (
+    PATIENCE,
+    end_of_patience,
+    is_finished,
+    patience_view,
+    stays_stopped,
+    stop_reason,
+)
 from fedexp.training.division import load_checksum
 from fedexp.training.job import Job
 from fedexp.training.simulation import Simulation
@@ -252,7 +259,26 @@ class RunFolder:
         ended = state.status in ("completed", "stopped") and state.round < simulation.rounds
         if ended and not self._lacks_only_results(state):
             state.status, state.stopped = "running", {}
+        self._apply_patience(state)
         return state
+
+    def _apply_patience(self, state: State) -> None:
+        """Stop the run if its patience has ended, which may be shorter than before.
+
+        Raises ConfigError if an uninterrupted run would have fewer rounds.
+        """
+        stop = self.built.stop
+        if stop.patience is None:
+            return
+        last = end_of_patience(state.records[patience_view(stop)].curve, stop.patience)
+        if last is not None and last < state.round:
+            raise ConfigError(
+                f"resume={self.directory}: stop.patience={stop.patience} would have ended the run"
+                f" after round {last}, but it has {state.round} rounds; give a larger one, or start"
+                " a new run"
+            )
+        if last is not None and state.status == "running":
+            state.stop({"by": PATIENCE, "patience": stop.patience})
 
     def _lacks_only_results(self, state: State) -> bool:
         """Return whether a run was interrupted after it stopped, while its results were written."""
