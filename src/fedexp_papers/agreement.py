@@ -64,8 +64,9 @@ def judged_values(
 ) -> pd.DataFrame:
     """Return the judged rows of all tables, one for each value and reading.
 
-    A value that several tables of a paper repeat, for us and in print, is returned once. sweeps,
-    tables: by name, from `readings.compare_everything`. These columns are added:
+    A value that several tables of a paper repeat, for us and in print, is returned once, and a
+    speed-up is not returned, as it repeats the number of rounds beside it. sweeps, tables: by name,
+    from `readings.compare_everything`. These columns are added:
 
     sweep: the name of the sweep; rows of another reading are among those of the first one
     held_out: whether no setting of the sweep was inferred from the row's column
@@ -74,7 +75,7 @@ def judged_values(
     others = {name for sweep in sweeps.values() for name in sweep.readings}
     own = {name: table for name, table in tables.items() if name not in others}
     rows = pd.concat([table.assign(sweep=name) for name, table in own.items()], ignore_index=True)
-    rows = select_judged(rows)
+    rows = select_judged(rows[rows["metric"] != "speedup"])
     rows["held_out"] = [is_held_out(sweeps[row["sweep"]], row) for _, row in rows.iterrows()]
     parts = rows["setting"].str.split("; ")
     rows["part"] = ["; ".join(p for p in each if not p.startswith(SAME_METRIC)) for each in parts]

@@ -22,7 +22,7 @@ from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp_papers.evidence import all_jobs
-from fedexp_papers.judge import compute_tolerance, judge
+from fedexp_papers.judge import ENDED_EARLY, compute_tolerance, judge
 from fedexp_papers.rules import Rule
 from fedexp_papers.sweeps import PaperSweep, find_cell, find_protocol_changes
 
@@ -395,6 +395,16 @@ def standard_error(values: pd.Series, within: pd.Series) -> float:
     return values.std() / math.sqrt(len(values)) if len(values) > 1 else within.mean()
 
 
+def misses_target(row: Mapping[str, Any], used: pd.DataFrame) -> bool:
+    """Return whether runs that only have fewer rounds end too late for the published number.
+
+    None has reached the target, and each has as many rounds as the tolerance allows.
+    """
+    rounds = used["changes"].str.extract(ENDED_EARLY, expand=False).astype(float)
+    is_late = rounds >= row["printed"] + row["tolerance"]
+    return bool((is_late & np.isinf(used["value"])).all())
+
+
 def reason_not_judged(
     sweep: PaperSweep, row: Mapping[str, Any], used: pd.DataFrame, over: pd.DataFrame
 ) -> str:
@@ -403,7 +413,7 @@ def reason_not_judged(
     row: the published value and the result of `compare_to_published`. over: all finished runs.
     used: those that count.
     """
-    if used["changes"].any():
+    if used["changes"].any() and not misses_target(row, used):
         return "reduced protocol"
     if row["method"] == "FedAvg" and used["kind"].isin(AGAINST_FEDAVG).any():
         return "by definition"
@@ -414,6 +424,6 @@ def reason_not_judged(
         known = known.replace(0, np.inf)  # FedAvg's accuracy was never reached
     reached = int(np.isfinite(known).sum())
     # a shorter run counts only if it reached the target, so the others must not be forgotten
-    is_short = over["changes"].str.fullmatch(r"rounds=\d+") & np.isinf(over["value"])
+    is_short = over["changes"].str.fullmatch(ENDED_EARLY) & np.isinf(over["value"])
     tried = len(known) + over.loc[is_short & ~over["seed"].isin(used["seed"]), "seed"].nunique()
     return f"reached by {reached} of {tried}" if 0 < reached < tried else ""

@@ -11,6 +11,7 @@ FORGETTING, RELATIVE = 0.05, 0.25
 # A tolerance of more than this many strict ones, such as 5 points, is too wide to test anything.
 TOO_WIDE = 2.5
 REDUCED = "reduced protocol"
+ENDED_EARLY = r"^rounds=(\d+)$"  # the changes of a run that departs only in its length
 AGREEING = ("within", "failed as printed", "not reached as printed")
 VERDICTS = (*AGREEING, "outside")  # on judged values
 TOLERANCES = (

@@ -11,6 +11,7 @@ from fedexp.analysis.layout import SOME_DIVERGED, Section
 from fedexp_papers.judge import (
     ABSOLUTE,
     AGREEING,
+    ENDED_EARLY,
     FORGETTING,
     RELATIVE,
     TOO_WIDE,
@@ -92,6 +93,8 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
     ours = format_column(row, "plain_last" if shows_plain(row) else "mean")
     if row["diverged"] == row["n"]:
         ours = "failed"
+    elif ours == "never" and (end := re.match(ENDED_EARLY, row["changes"])):
+        ours = f">{end[1]}"
     return ours if pd.isna(row["std"]) else f"{ours} ± {format_column(row, 'std')}", printed
 
 

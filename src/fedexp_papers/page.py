@@ -138,17 +138,19 @@ def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:
 
 def describe_runs(table: pd.DataFrame) -> str:
     """Return the number of values, departures from the protocol, seeds, commits and hardware."""
-    count = Counter(readings.first_reading(table)["protocol"])
-    reduced = count["reduced"] or "other readings"
-    changes = list_distinct(table["changes"], "; ")
-    texts = [
-        f"{plural(count['full'], 'published value')} at the full protocol" if count["full"] else "",
-        f"{reduced} at another protocol, not judged ({'; '.join(changes)})" if changes else "",
+    is_first = table["reading"] == ""
+    count = Counter(table.loc[is_first, "protocol"])
+    full = f"{plural(count['full'], 'published value')} at the full protocol"
+    texts = [full] * bool(count["full"])
+    for number, rows in ((count["reduced"], table[is_first]), ("other readings", table[~is_first])):
+        if changes := list_distinct(rows["changes"], "; "):
+            texts.append(f"{number} at another protocol ({'; '.join(changes)})")
+    texts += [
         f"seeds {', '.join(list_distinct(table['seeds'], ' '))}",
         f"commits {', '.join(list_distinct(table['commits'], ' '))}",
         f"on {', '.join(list_distinct(table['hardware'], '; '))}",
     ]
-    return "; ".join(filter(None, texts)) + "."
+    return "; ".join(texts) + "."
 
 
 def list_distinct(values: pd.Series, separator: str) -> list[str]:

@@ -108,14 +108,17 @@ def test_repeated_values_count_once_and_columns_of_the_rule_are_not_held_out():
     other = {**repeated, "setting": "E=1", "local_epochs": "1", "printed": 29.0, "mean": 30.0}
     not_run = {**other, "setting": "E=3", "local_epochs": "3", "verdict": "not run"}
     names = ("fedntd_table1", "fedntd_table1_released", "fedntd_table8")
-    parts = [pd.DataFrame(each) for each in (first, first, [repeated, other, not_run])]
+    speedup = {**other, "metric": "speedup", "unit": "ratio"}  # repeats a number of rounds
+    parts = [first, first, [repeated, other, not_run, speedup]]
+    parts = [pd.DataFrame(each) for each in parts]
     tables = dict(zip(names, parts, strict=True))
     sweeps = {name: load_paper_sweep(name) for name in tables}
     rows = judged_values(sweeps, tables)
     assert rows["mean"].tolist() == [41.0, 42.0, 30.0]
     assert rows["method"].tolist() == ["FedAvg"] * 3
     assert rows["held_out"].tolist() == [False, False, True]
-    assert count_coverage(tables, "FedNTD").judged == 3  # E=1, and the repeated value twice
+    # E=1, its speed-up, and the repeated value twice
+    assert count_coverage(tables, "FedNTD").judged == 4
     assert count_coverage(tables, "FedKA").judged == 0
 
 

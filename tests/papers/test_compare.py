@@ -112,6 +112,21 @@ def test_shorter_run_that_misses_the_target_is_counted(tmp_path):
     assert row[["mean", "verdict"]].tolist() == [101, "not judged: reached by 1 of 2"]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "verdict", "cell"),
+    [(131, "not judged: reduced protocol", ">131¹~ [105]"), (132, "outside", ">132¹! [105]")],
+)
+def test_run_that_ends_after_the_tolerance_without_the_target_is_outside(
+    tmp_path, rounds, verdict, cell
+):
+    """105 rounds to 0.375 are published, and at most 131.25 are within the tolerance."""
+    run = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf", f"rounds={rounds}"]
+    make_run(tmp_path, run, [0.3] * rounds)
+    here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.75A")
+    assert (row["verdict"], layout.format_cell([row.to_dict()])) == (verdict, cell)
+
+
 def test_accuracy_equal_to_a_target_reaches_it(tmp_path):
     """Flashback Table 1, CINIC10 beta=0.1: in floating point, 0.75 x 0.46 is above 0.345."""
     make_run(tmp_path, ["experiment=flashback/cinic10_lda0.1", "algorithm=fedavg"], [0.1, 0.345])
@@ -189,6 +204,7 @@ def test_marks_tell_the_strict_tolerance_from_wider_ones():
     and 6 points. The tolerance is given where it is wider."""
     row = {"metric": "accuracy", "unit": "percent", "printed": 40.0, "n": 1, "diverged": 0}
     row |= {"note": "", "rule": "", "std": float("nan"), "plain_last": 50.0, "verdict": "within"}
+    row |= {"changes": ""}
 
     def cell(mean, tolerance, **others):
         known = {"mean": mean, "difference": mean - 40.0, "tolerance": tolerance}

@@ -73,12 +73,14 @@ def test_parts_between_the_marks_and_the_tables_are_written_and_checked(page, ca
     assert f"{page.parent / TABLES} is out of date" in capsys.readouterr().err
 
 
-def test_other_readings_at_another_protocol_are_named():
-    """The value itself was run as published, its other reading with fewer rounds."""
-    rows = {"protocol": ["full", "reduced"], "reading": ["", "released"]}
-    rows |= {"changes": ["", "rounds=5"], "seeds": "0", "commits": "a", "hardware": "A"}
-    text = "1 published value at the full protocol; other readings at another protocol, not judged "
-    assert describe_runs(pd.DataFrame(rows)).startswith(text)
+def test_other_protocols_of_the_first_and_of_other_readings_are_named():
+    """One value was run as published and one in 9 rounds, the other reading in 5 rounds."""
+    rows = {"protocol": ["full", "reduced", "reduced"], "reading": ["", "", "released"]}
+    rows |= {"changes": ["", "rounds=9", "rounds=5"], "seeds": "0", "commits": "a", "hardware": "A"}
+    text = (
+        "1 published value at the full protocol; 1 at another protocol (rounds=9); other readings"
+    )
+    assert describe_runs(pd.DataFrame(rows)).startswith(f"{text} at another protocol (rounds=5); ")
 
 
 @pytest.mark.slow
