@@ -49,8 +49,8 @@ class Agreement:
 
     def interval(self, share: float = 0.95) -> tuple[int, int]:
         """Return the central range of the number of agreements with exchanged methods."""
-        below = self.chance.cumsum()
-        low, high = (np.searchsorted(below, edge) for edge in ((1 - share) / 2, (1 + share) / 2))
+        edges = np.array([(1 - share) / 2, (1 + share) / 2])
+        low, high = np.searchsorted(self.chance.cumsum().round(12), edges.round(12))
         return int(low), int(high)
 
     @property

@@ -1,6 +1,7 @@
 """How many published values our runs agree with, and how many would agree without skill."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,14 @@ def test_null_models_equal_a_calculation_by_hand():
     assert (strict.expected, wide.expected) == (pytest.approx(2), pytest.approx(16 / 6))
     assert (strict.p_value, wide.p_value) == (pytest.approx(2 / 6), pytest.approx(2 / 6))
     assert (strict.interval(), strict.interval(0.5)) == ((0, 4), (1, 3))
+
+
+def test_interval_has_a_number_whose_share_is_exactly_that_of_an_end():
+    """0 or less has 2.5 %, 1 or less 97.5 %; (1 - 0.95) / 2 is above 0.025 in floating point."""
+    found = replace(
+        count_agreement(pd.DataFrame(ROWS), True), chance=np.array([0.025, 0.95, 0.025])
+    )
+    assert found.interval() == (0, 1)
 
 
 def test_columns_are_independent():
