@@ -1,5 +1,6 @@
 """Files of a run that cannot be read: one message that names the file, and exit code 2."""
 
+import json
 import shlex
 
 import pytest
@@ -110,6 +111,28 @@ def test_finished_run_without_its_last_round_is_named(sweep, capsys):
     assert main(["report", str(sweep), "--no-figures"]) == 2
     last = RunDirectory(path.parent).summary["rounds"]
     assert f"rounds.csv: has no whole row of round {last}, with which" in capsys.readouterr().err
+
+
+def test_tables_refuse_a_number_that_another_file_contradicts(sweep, capsys):
+    """Tables show summary.json, and figures rounds.csv."""
+    path = sweep / "job1/summary.json"
+    before = json.loads(path.read_text())
+    for key, column in (("accuracy", "test_accuracy"), ("forgetting", "forgetting")):
+        path.write_text(json.dumps(before | {key: 0.99}))
+        for flags in (["--no-figures"], ["--out", str(sweep / "runs")]):
+            assert main(["report", str(sweep), *flags]) == 2
+            said = capsys.readouterr().err
+            assert f"job1: summary.json has {key}=0.99, but the last {column} in" in said
+    path.write_text(json.dumps(before))
+    assert main(["report", str(sweep), "--no-figures"]) == 0
+
+
+def test_metric_of_runs_without_numbers_is_refused(tmp_path, capsys):
+    (tmp_path / "s/other").mkdir(parents=True)
+    (tmp_path / "s/other/summary.json").write_text('{"status": "completed"}')
+    assert main(["report", str(tmp_path / "s"), "--metrics", "accuracy"]) == 2
+    words = "--metrics accuracy: no run has this value; summary.json has no number"
+    assert words in capsys.readouterr().err
 
 
 def test_finished_run_without_its_rounds_is_named(sweep, capsys):

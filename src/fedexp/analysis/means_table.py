@@ -161,9 +161,9 @@ def format_cell(record: Mapping[Any, Any], metric: str, seeds: int, best: bool =
 def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None:
     for name in names:
         if name not in known:
+            hint = f"available: {', '.join(known)}" if known else "summary.json has no number"
             raise ConfigError(
-                f"{flag} {name}: no run has this value{nearest(name, known)}; available:"
-                f" {', '.join(known)}"
+                f"{flag} {name}: no run has this value{nearest(name, known)}; {hint}"
             )
 
 
