@@ -160,6 +160,21 @@ def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
     assert not (broken / "error.txt").exists()
 
 
+def test_interrupted_report_names_the_command_that_writes_it(fedexp, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    command = ("--multirun", "hydra.sweep.dir=multirun/a", "rounds=1", *SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.analysis.report.write_tables", interrupted)
+        answer = fedexp(*command)
+    assert answer.code == 130
+    assert "Continue the sweep with:  fedexp --multirun" in answer.err
+    answer = fedexp.done(*command)
+    assert "nothing to do" in answer.err
+    assert (tmp_path / "multirun/a/table.md").exists()
+
+
 def test_preview_names_data_that_are_missing(fedexp, tmp_path):
     """Once for all jobs. What exists, and what comes with a package, is not named."""
     write_images(tmp_path / "photos", 4, 2)

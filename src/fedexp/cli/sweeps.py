@@ -167,6 +167,9 @@ class Multirun:
                 show_report(self.directory, self.options.get("sweep"), bool(figures))
             except StorageError as error:
                 codes.append(say(str(error), FAILED))
+            except KeyboardInterrupt:
+                self.say_how_to_continue()
+                raise
         if FAILED in codes:
             self.say_how_to_continue()
         if codes:
