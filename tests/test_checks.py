@@ -428,6 +428,7 @@ FAULTS = {
     "mixes": lambda network, logits: logits - logits.mean(0),
     "mixes in training": lambda network, logits: logits - network.training * logits.mean(0),
     "detached": lambda network, logits: logits.detach(),
+    "softmax": lambda network, logits: logits.softmax(1),
     "root": lambda network, logits: logits + (0 * network.fc.bias).sum().sqrt(),  # d/dx at 0
     "eval": lambda network, logits: counted(network, logits, False),
     "unsaved": lambda network, logits: counted(network, logits, True),
@@ -474,6 +475,7 @@ def test_own_models_pass_the_check():
         (Fast(wrong="dropout"), "(?s)vectorised fails.*draw random numbers, set vectorises = Fal"),
         (Own(wrong="mixes in training"), "(?s)vectorised differs.*mix examples .*vectorises = Fa"),
         (Own(wrong="detached"), "Own: the logits do not depend on trainable parameters"),
+        (Own(wrong="softmax"), "Own: the logits of each example are positive and sum to 1"),
         (Own(wrong="root"), "Own: a round of training gives nan or infinity"),
         (Unmixed(wrong="norm"), "has batch norm, so mixes_examples must be True"),
         (Own(head="fcc"), "model.head=fcc: must be the name of the last layer"),

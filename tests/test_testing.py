@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.plain import PlainClient
+from fedexp.core import tree
 from fedexp.engine.sequential import Sequential
 from fedexp.testing import ENGINES, check
 
@@ -110,8 +112,63 @@ class Remembers(Drifting):
         return moved | {"params": shrunk}
 
 
-def test_correct_algorithm_passes_the_check():
+@dataclass(frozen=True, kw_only=True)
+class First(Drifting):
+    """Wrong: the weights are those of other clients."""
+
+    def aggregate(self, server, messages, round):
+        weights = torch.tensor(round.federation.weights[: len(round.clients)], dtype=torch.float64)
+        return server | {"params": tree.weighted_mean(messages["params"], weights)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsBack(FedAvg):
+    """Wrong: sends the model that it received."""
+
+    def finish(self, net, params, data, ctx):
+        return {"params": dict(ctx.server["params"])}, ctx.client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loses(Drifting):
+    """Wrong: the next round has no momentum."""
+
+    def server_init(self, params, federation):
+        return super().server_init(params, federation) | {"momentum": params}
+
+    def aggregate(self, server, messages, round):
+        return {"params": super().aggregate(server, messages, round)["params"]}
+
+
+class Unused(PlainClient):
+    """Wrong: the loss has no penalty, and the optimizer and the passes are its own."""
+
+    weight: float = 1.0
+
+    def fit(self, model, loader, ctx):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x, y in loader:
+            loss = torch.nn.functional.cross_entropy(model(x).logits, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss
+
+
+def test_correct_algorithm_passes_the_check(recwarn):
     check(Drifting, zero=Drifting(pull=0.0))
+    assert not [each for each in recwarn if "has no effect" in str(each.message)]
+
+
+@pytest.mark.usefixtures("one_engine")
+def test_check_warns_of_options_without_effect():
+    with pytest.warns(UserWarning, match="has no effect in two rounds") as found:
+        check(Unused())
+    assert [str(each.message).split()[1] for each in found] == [
+        "local.epochs",
+        "local.lr",
+        "weight",
+    ]
 
 
 @pytest.mark.slow
@@ -133,6 +190,9 @@ def test_correct_algorithm_passes_the_check_with_worker_processes():
         (Decides(), {}, "round 1, vectorised fails, sequential does not: .*control flow"),
         (Drifting(), {"zero": Drifting(pull=0.1)}, "zero differs from FedAvg"),
         (Detached(), {}, "the gradient differs from finite differences"),
+        (First(), {}, "aggregate of First depends on the order of the clients"),
+        (SendsBack(), {}, "SendsBack: two rounds of training do not change the model"),
+        (Loses(), {}, "Loses: the server's state loses momentum in two rounds"),
         (
             Remembers(),
             {"gradient": False},

@@ -162,9 +162,7 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
     for name in names:
         if name not in known:
             hint = f"available: {', '.join(known)}" if known else "summary.json has no number"
-            raise ConfigError(
-                f"{flag} {name}: no run has this value{nearest(name, known)}; {hint}"
-            )
+            raise ConfigError(f"{flag} {name}: no run has this value{nearest(name, known)}; {hint}")
 
 
 def describe_seeds(seeds: int, differ: bool) -> str:

@@ -1,10 +1,20 @@
 """Check an algorithm."""
 
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import seeded
+from fedexp.core.tree import Params, Tree
 from fedexp.testing import federation
 from fedexp.testing.federation import (
     assert_engines_agree,
@@ -13,11 +23,18 @@ from fedexp.testing.federation import (
     gradient_of,
     play,
     record,
+    require,
     simulate,
 )
+from fedexp.training import exchange
+from fedexp.training.exchange import Exchange
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
+from fedexp.training.state import CohortResult, State
 from fedexp.training.trial import check_padding
+
+# for each option of local training, another value than that of the small federation
+CHANGES = {"local.epochs": 3, "local.lr": 0.05}
 
 
 def check_algorithm(
@@ -33,12 +50,17 @@ def check_algorithm(
     - No hook changes what it receives, and the loss does not depend on rows that only pad a batch.
     - All engines (sequential, vectorised, two ranks) give the same result in rounds 1
       and 2, within 1e-12.
+    - The rounds keep all parts of the server's state, and change its model, unless clients do not
+        train it. `aggregate` does not depend on the order of the clients.
     - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
         values for which it is equivalent to FedAvg. If `zero` is None, this check is skipped.
     - The gradient of `objective` agrees with finite differences. If the objective treats some terms
       as constants in the gradient, pass gradient=False to skip this check. A PlainClient has none,
       and is not trained by the vectorised engine.
     - A run that is resumed after round 2 and an uninterrupted run end with bit-identical states.
+
+    A warning names each of `local.epochs`, `local.lr` and the algorithm's numbers that has no
+    effect.
     """
     config = configure(overrides)
 
@@ -51,9 +73,12 @@ def check_algorithm(
     engines = [each for each in federation.ENGINES if not (plain and each.startswith("vectorised"))]
     if not plain:
         check_padding(whole, state)
+    initial = state.server
     for _ in range(2):
         assert_engines_agree(whole, state, engines)
+        check_order(whole, state)
         state.advance(play_round(whole, state))
+    check_effects(algorithm, initial, state, overrides)
     if zero is not None:
         expected = play(simulation(rounds=3, of=FedAvg())).server["params"]
         found = play(simulation(rounds=3, of=zero)).server["params"]
@@ -67,3 +92,72 @@ def check_algorithm(
         what = "the run resumed after round 2 differs from the uninterrupted run"
         assert_equal(resumed.server, never_stopped.server, what=what)
         assert_equal(dict(resumed.clients), dict(never_stopped.clients), what=what)
+
+
+def check_order(simulation: Simulation, state: State) -> None:
+    """Raise AssertionError if `aggregate` depends on the order of the cohort's clients."""
+    number = state.round + 1
+    federation = simulation.stage_of(number).federation
+    algorithm = simulation.algorithm.exchanges(federation)[0]
+    exchanging = Exchange(simulation, algorithm, state.server, state.clients, number)
+    cohort = exchanging.assemble(exchange.sample(simulation, number))
+    trained = exchanging.train(exchange.broadcast(algorithm, state.server), cohort, False)
+    positions = [*range(len(cohort.clients))]
+
+    def aggregated(order: Sequence[int]) -> Params:
+        given = cohort.take(order)
+        moved = replace(
+            trained,
+            messages=tree.map(lambda leaf: leaf[order], trained.messages),
+            buffers=tree.map(lambda leaf: leaf[order], trained.buffers),
+            losses=trained.losses[order],
+        )
+        described = exchanging.describe(given, moved)
+        result = CohortResult(given, moved, moved.losses.tolist(), positions, described, 0, 0, {})
+        with seeded(0):
+            found = exchange.aggregate(simulation.server_optimizer, algorithm, state.server, result)
+        return found["params"]
+
+    usual = aggregated(positions)
+    if not equal(aggregated(positions), usual):
+        return  # the resumed run differs, too, and its check says why
+    what = (
+        f"aggregate of {type(algorithm).__name__} depends on the order of the clients; weight"
+        " messages by round.weights, whose order is that of messages and of round.clients"
+    )
+    assert_equal(aggregated(positions[::-1]), usual, 1e-9, what)
+
+
+def check_effects(algorithm: FedAvg, initial: Tree, state: State, overrides: Sequence[str]) -> None:
+    """Raise AssertionError if two rounds lose a part of the server's state, or leave a model as it
+    is that clients train. Warn of options that have no effect.
+
+    initial: the server's state before the rounds. state: the state after them.
+    """
+    name = type(algorithm).__name__
+    lost = ", ".join(sorted(initial.keys() - state.server.keys()))
+    advice = "return server | {...} from aggregate"
+    require(not lost, f"{name}: the server's state loses {lost} in two rounds; {advice}")
+    if not algorithm.trains_model or algorithm.tests_clients:
+        return
+    require(
+        not equal(initial["params"], state.server["params"]),
+        f"{name}: two rounds of training do not change the model; train the model that is given,"
+        " and return its trained parameters",
+    )
+    changes = [(key, algorithm, [f"{key}={value}"]) for key, value in CHANGES.items()]
+    for key, value in vars(algorithm).items():
+        if isinstance(value, float):
+            with suppress(ConfigError):  # the value is out of range
+                half: dict[str, Any] = {key: value / 2 or 0.5}
+                changes.append((key, replace(algorithm, **half), []))
+    for key, changed, more in changes:
+        other = play(simulate(configure([*overrides, *more]), 2, algorithm=changed), 2)
+        if equal([other.server, dict(other.clients)], [state.server, dict(state.clients)]):
+            warnings.warn(f"{name}: {key} has no effect in two rounds", stacklevel=2)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether all tensors in two trees are equal, within 1e-12."""
+    pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
+    return all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in pairs)

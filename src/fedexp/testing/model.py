@@ -91,6 +91,12 @@ def check_outputs(name: str, network: nn.Module, x: Tensor, classes: int) -> Non
     """Check the outputs of a network in eval mode for inputs x [B, ...]."""
     before = {key: value.clone() for key, value in network.state_dict().items()}
     whole = outputs(network, x)
+    logits = whole["logits"]
+    require(
+        not (logits.ge(0).all() and logits.sum(1).sub(1).abs().lt(TOLERANCE).all()),
+        f"{name}: the logits of each example are positive and sum to 1; return the outputs before"
+        " softmax, which the loss applies",
+    )
     # layers that normalise by batch statistics even now, such as those of model=resnet10
     sizes = (len(x),) if uses_batch_statistics(network) else (len(x), 1, 2)
     for size in sizes:
