@@ -407,6 +407,8 @@ class Strange(Net):
             self.shift = torch.ones(num_classes, dtype=torch.float64)
         if wrong in ("eval", "unsaved"):
             self.register_buffer("mean", torch.zeros(num_classes), persistent=wrong == "eval")
+        if wrong == "unused":
+            self.more = nn.Linear(2, 2, bias=False)
         if wrong == "norm":
             self.norm = nn.BatchNorm1d(num_classes)
 
@@ -459,6 +461,8 @@ def test_own_models_pass_the_check():
     check(Fast())
     check(Own(wrong="norm"))
     check(Alone(wrong="mixes in training"))
+    with pytest.warns(UserWarning, match=r"the logits do not depend on network.more.weight"):
+        check(Alone(wrong="unused"))
     check(Own(wrong="dropout"))  # a trial finds that the vectorised engine cannot train it
 
 

@@ -1,5 +1,6 @@
 """Check a model."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,9 +36,9 @@ def check_model(model: Model, overrides: Sequence[str] = ()) -> None:
     - Two networks of one seed are equal. All tensors are parameters or buffers, and a network that
       loads the `state_dict` of another one computes the same.
     - A model with batch norm declares `mixes_examples`.
-    - The logits depend on trainable parameters, which stay finite in two rounds of FedAvg. If the
-      model `vectorises`, or a trial finds no obstacle, the vectorised engine trains it as the
-      sequential one does, within 1e-12.
+    - The logits depend on trainable parameters, which stay finite in two rounds of FedAvg. A
+      warning names those without effect. If the model `vectorises`, or a trial finds no obstacle,
+      the vectorised engine trains it as the sequential one does, within 1e-12.
 
     overrides: such as ["dataset=cifar10"].
     """
@@ -67,6 +68,10 @@ def check_model(model: Model, overrides: Sequence[str] = ()) -> None:
     with seeded(0):
         logits = network.train()(x).logits
     require(logits.requires_grad, f"{name}: the logits do not depend on trainable parameters")
+    trained = {key: leaf for key, leaf in network.named_parameters() if leaf.requires_grad}
+    found = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
+    if unused := [key for key, grad in zip(trained, found, strict=True) if grad is None]:
+        warnings.warn(f"{name}: the logits do not depend on {', '.join(unused)}", stacklevel=2)
     check_state(name, network.eval(), build(1).eval(), x)
     state, engines = simulation.initial_state(), ["sequential"]
     obstacle = "it has vectorises = False"
