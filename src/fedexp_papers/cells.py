@@ -400,7 +400,7 @@ def misses_target(row: Mapping[str, Any], used: pd.DataFrame) -> bool:
 
     None has reached the target, and each has as many rounds as the tolerance allows.
     """
-    rounds = used["changes"].str.extract(ENDED_EARLY, expand=False).astype(float)
+    rounds = pd.to_numeric(used["changes"].str.removeprefix("rounds="), errors="coerce")
     is_late = rounds >= row["printed"] + row["tolerance"]
     return bool((is_late & np.isinf(used["value"])).all())
 
