@@ -24,12 +24,16 @@ from fedexp_papers.summary import (
     summarise,
     tabulate_agreement,
     tabulate_distances,
+    tabulate_methods,
 )
 from fedexp_papers.sweeps import PaperSweep
 
 PAGE, TABLES = Path("REPRODUCTION.md"), Path("docs/reproduction/tables.md")
 PICTURE = TABLES.with_name("overview.svg")
 MARK, END = "<!-- `make reproduction` writes {name} until the next mark. -->\n", "<!-- End. -->\n"
+METHODS = """Root mean square error (bias) in the cells with accuracy and F. F is the mean over the
+classes of the best accuracy less the last one, so accuracy plus F is the mean of the classes' best
+accuracies: its error tells whether a wrong F comes from the best accuracies or the last ones."""
 PARTS = ("the summary", "the agreement", "the distances", "the cohort test", "the ceilings")
 HEAD = """# Measured tables
 
@@ -114,6 +118,7 @@ def make_tables(sweeps: Mapping[str, PaperSweep], tables: Mapping[str, pd.DataFr
     texts = [HEAD + "\n".join(f"- `{mark}` {note}" for mark, note in layout.NOTES.items())]
     texts.append(f"## Agreement\n\n{tabulate_agreement(judged, detailed=True).strip()}")
     texts.append(tabulate_distances(judged, detailed=True).strip())
+    texts.append(f"## Errors by method\n\n{METHODS}\n\n{tabulate_methods(judged).strip()}")
     for paper in load_verdicts().index:
         mine = [sweep for sweep in own if sweep.paper == paper]
         texts += [f"## {paper}"] * bool(mine)

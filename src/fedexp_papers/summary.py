@@ -193,10 +193,41 @@ def describe_errors(rows: pd.DataFrame, metric: str) -> str:
     mine = rows[rows["metric"] == metric]
     if mine.empty:
         return "-"
-    in_points = metric == "accuracy"
-    scale = mine["unit"].map(POINTS) if in_points else 1.0
-    errors, digits = mine["difference"] * scale, 2 if in_points else 3
+    if metric == "accuracy":
+        return describe_spread(mine["difference"] * mine["unit"].map(POINTS), digits=2)
+    return describe_spread(mine["difference"], digits=3)
+
+
+def describe_spread(errors: pd.Series, digits: int) -> str:
+    """Return the root mean square of errors, and their mean in parentheses."""
     return f"{np.sqrt((errors**2).mean()):.{digits}f} ({errors.mean():+.{digits}f})"
+
+
+def tabulate_methods(judged: pd.DataFrame) -> str:
+    """Return the errors of each method, by paper and reading, in the cells with accuracy and F.
+
+    F is the mean over the classes of the best accuracy less the last one, so accuracy plus F is the
+    mean of the classes' best accuracies if each class has as many test images: its error tells
+    whether a wrong F comes from the best accuracies or from the last ones. judged: from
+    `judged_values`
+    """
+    points = judged["difference"] * judged["unit"].map(POINTS)
+    cells = judged.assign(points=points).pivot(
+        index=["paper", "reading", "method", *PLACE[1:]], columns="metric", values="points"
+    )
+    rows = []
+    both = cells.reindex(columns=["accuracy", "forgetting"]).dropna()
+    for (paper, reading, method), mine in both.groupby(level=[0, 1, 2], sort=False):
+        row = {
+            "paper": paper,
+            "method": f"{method} ({reading})" if reading else method,
+            "cells": len(mine),
+            "accuracy (points)": describe_spread(mine["accuracy"], digits=2),
+            "F": describe_spread(mine["forgetting"] / 100, digits=3),
+            "accuracy + F": describe_spread(mine.sum(axis=1) / 100, digits=3),
+        }
+        rows.append(row)
+    return markdown(pd.DataFrame(rows).set_index("paper"), corner="paper")
 
 
 def correlate_gains(gains: pd.DataFrame, metric: str) -> str:

@@ -18,6 +18,7 @@ from fedexp_papers.summary import (
     summarise,
     tabulate_agreement,
     tabulate_distances,
+    tabulate_methods,
 )
 from test_agreement import ROWS, F, row
 
@@ -100,6 +101,27 @@ def test_errors_are_in_points_and_gains_are_differences_from_fedavg():
     three = pd.DataFrame({"metric": "accuracy", "ours": [1.0, 2.0, 3.0], "published": [3, 1, 2]})
     assert correlate_gains(three, "accuracy") == "-0.50"
     assert correlate_gains(three.assign(ours=1.0), "accuracy") == "-"
+
+
+def test_errors_of_methods_are_of_cells_with_accuracy_and_forgetting():
+    """FedNTD: accuracy +2.5 and -2.5 points, F +0.04 and +0.01, so the sum +0.065 and -0.015; its
+    cell at s=3 has no F. FedCurv's fractions: +0.01 and -0.02."""
+    rows = [
+        *ROWS[:4],
+        ROWS[6],
+        row("FedNTD", 70.0, 67.5, column="s=5"),
+        row("FedNTD", 0.10, 0.11, column="s=5", **F),
+        row("FedCurv", 0.40, 0.41, unit="fraction", reading="later"),
+        row("FedCurv", 0.30, 0.28, reading="later", **F),
+        row("FedKA", 60.0, 61.0, column="s=5", paper="FedKA"),
+    ]
+    table = pd.DataFrame(rows)
+    table["difference"] = table["mean"] - table["printed"]
+    assert tabulate_methods(table).splitlines()[2:] == [
+        "| FedNTD | FedAvg | 1 | 1.00 (+1.00) | 0.040 (+0.040) | 0.050 (+0.050) |",
+        "| FedNTD | FedNTD | 2 | 2.50 (+0.00) | 0.029 (+0.025) | 0.047 (+0.025) |",
+        "| FedNTD | FedCurv (later) | 1 | 1.00 (+1.00) | 0.020 (-0.020) | 0.010 (-0.010) |",
+    ]
 
 
 def test_pairs_are_counted_with_targets_that_were_never_reached():
