@@ -100,7 +100,7 @@ def tabulate_ceilings(root: Path) -> str:
     for key, row in rows.items():
         ours = sorted(row.items(), key=lambda item: item[1], reverse=True)
         texts[key] = {
-            "published": f"{published[key]:.3f}",
+            "implied": f"{published[key]:.3f}",
             "ours (in round)": ", ".join(f"{name} {high:.3f} ({at})" for name, (high, at) in ours),
         }
     return markdown(pd.DataFrame.from_dict(texts, orient="index"), corner="setting")

@@ -35,8 +35,8 @@ def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
     """Return the table of the first screen, and the coverage.
 
     The table has a row for each paper, one for its held-out columns if these are only some of its
-    columns, and one for another reading if verdicts.csv names it. judged: from `judged_values`.
-    tables: from `readings.compare_everything`.
+    columns, and if verdicts.csv names another reading, one for it and one for the same values with
+    our settings. judged: from `judged_values`. tables: from `readings.compare_everything`.
     """
     first, verdicts = judged[judged["reading"] == ""], load_verdicts()
     covered = {paper: count_coverage(tables, paper) for paper in verdicts.index}
@@ -55,6 +55,9 @@ def summarise(judged: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
         other = judged[(judged["paper"] == paper) & (judged["reading"] == known["reading"])]
         if known["reading"] and len(other):
             rows.append({"paper": f"{paper}, {known['reading']}"} | describe_strictly(other))
+            same = mine.merge(other[[*PLACE, "method", "metric"]])
+            name = f"{paper}, the same values, our settings"
+            rows.append({"paper": name} | describe_strictly(same))
     heads = ["published", "compared", "agree strictly", "by chance", "FedAvg alone", "verdict"]
     shown = pd.DataFrame(rows, dtype=object).set_index("paper")[heads].fillna("")
     every = count_coverage(tables)

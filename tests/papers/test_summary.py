@@ -48,6 +48,10 @@ def test_first_screen_has_a_row_for_each_paper():
     others = [rows[:2].assign(reading=name) for name in ("released clients", "released")]
     lines = summarise(pd.concat([rows, *others]), {"fedntd_table1": rows}).splitlines()
     assert lines[4].startswith("| FedNTD, released clients |  | 2 | **")
+    same = (
+        "| FedNTD, the same values, our settings |  | 2 | **2** of 2 | 2.0 of 2 (2 to 2) | 2 of 2 |"
+    )
+    assert lines[5].startswith(same)
     assert not any("released |" in line for line in lines)
 
 
