@@ -7,9 +7,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedexp.analysis.measures import OF_LAST_ROUND
-from fedexp.data.views import VIEWS
-from fedexp.metrics.quantity import Column
 from fedexp.rundir.identity import is_free
 
 FEDERATION = (
@@ -57,14 +54,8 @@ def write_run(
 
 
 def change_summary(directory: Path, **values) -> None:
-    """Change values in summary.json, and those of the last round in rounds.csv, too."""
-    path, rounds = directory / "summary.json", directory / "rounds.csv"
+    path = directory / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    table = pd.read_csv(rounds)
-    for column in (Column(each, view) for each in OF_LAST_ROUND for view in VIEWS):
-        if column.key in values and column.name in table:
-            table.loc[len(table) - 1, column.name] = values[column.key]
-    table.to_csv(rounds, index=False)
 
 
 def make_run(
@@ -108,9 +99,8 @@ def make_run(
         "accuracy": curve[-1],
         "best_accuracy": max(curve),
         "forgetting": forgetting,
-    }
+    } | summary
     (directory / "summary.json").write_text(json.dumps(content))
-    change_summary(directory, **summary)
     origin = {"format": 2, "identity": "1f", "started": "2026-11-28T12:00:00+00:00"}
     origin |= {"directory": "/home/me", "shape": [32, 32, 3], "parts": []}
     values = dict(text.lstrip("+").split("=", 1) for text in overrides)

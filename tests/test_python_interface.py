@@ -647,6 +647,7 @@ def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:
     """Copy a run with another configuration."""
 
     shutil.copytree(run.directory, target)
+    (target / files.CHECKSUMS).unlink()
     (target / files.CONFIG).write_text(yaml.safe_dump({**run.config, **changes}))
     return target
 

@@ -1,6 +1,6 @@
-"""Files of a run that cannot be read: one message that names the file, and exit code 2."""
+"""Files of a run that cannot be read or were changed: one message with the name, exit code 2."""
 
-import json
+import re
 import shlex
 
 import pytest
@@ -10,6 +10,7 @@ import fedexp
 from fedexp.cli.main import main
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.rundir import checksums
 from fedexp.rundir.reader import RunDirectory
 from quick_runs import write_run
 
@@ -105,25 +106,42 @@ def test_half_a_row_is_left_out(sweep):
     assert len(RunDirectory(path.parent).rounds) == len(whole) - 1
 
 
-def test_finished_run_without_its_last_round_is_named(sweep, capsys):
-    path = sweep / "job0" / "rounds.csv"
-    path.write_text(path.read_text()[:-3])
-    assert main(["report", str(sweep), "--no-figures"]) == 2
-    last = RunDirectory(path.parent).summary["rounds"]
-    assert f"rounds.csv: has no whole row of round {last}, with which" in capsys.readouterr().err
+EDITS = {
+    "summary.json": [('"best_accuracy": 0.', '"best_accuracy": 0.9'), ('"seed": 1', '"seed": 7')],
+    "rounds.csv": [("\n3,0.", "\n3,0.9"), ("\n", "\r\n"), ("1.5\n", "1."), ("\n6,", "\n7,")],
+    "class_accuracy.csv": [("\n2,1,0.", "\n2,1,0.9")],
+    "config.yaml": [("epochs: 5", "epochs: 50")],
+}
 
 
-def test_tables_refuse_a_number_that_another_file_contradicts(sweep, capsys):
-    """Tables show summary.json, and figures rounds.csv."""
-    path = sweep / "job1/summary.json"
-    before = json.loads(path.read_text())
-    for key, column in (("accuracy", "test_accuracy"), ("forgetting", "forgetting")):
-        path.write_text(json.dumps(before | {key: 0.99}))
-        for flags in (["--no-figures"], ["--out", str(sweep / "runs")]):
-            assert main(["report", str(sweep), *flags]) == 2
-            said = capsys.readouterr().err
-            assert f"job1: summary.json has {key}=0.99, but the last {column} in" in said
-    path.write_text(json.dumps(before))
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [(name, *edit) for name, edits in EDITS.items() for edit in edits],
+)
+def test_file_that_was_changed_after_the_run_is_named(sweep, name, before, after, capsys):
+    path = sweep / "job1" / name
+    checksums.write(path.parent)
+    whole = path.read_text()
+    path.write_bytes(whole.replace(before, after).encode())
+    assert path.read_bytes() != whole.encode()
+    words = f"{path}: is not as the run wrote it (checksums.json); put the original file back"
+    command = ["report", str(sweep), "--no-figures"]
+    if name == "class_accuracy.csv":
+        command = ["compare", str(sweep / "job0"), str(sweep / "job1")]
+    assert main(command) == 2
+    assert words in capsys.readouterr().err
+    python = {"summary.json": "runs", "rounds.csv": "rounds", "config.yaml": "options"}
+    if name in python:
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            getattr(fedexp.load_sweep(sweep), python[name])
+    path.write_bytes(whole.encode())
+    assert main(["report", str(sweep), "--no-figures"]) == 0
+
+
+def test_file_of_a_run_without_checksums_is_read(sweep):
+    """An earlier version made the run."""
+    path = sweep / "job1" / "rounds.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert main(["report", str(sweep), "--no-figures"]) == 0
 
 

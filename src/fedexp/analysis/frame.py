@@ -10,12 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.groups import differing_values
-from fedexp.analysis.measures import (
-    describe_origin,
-    less_is_better,
-    main_measures,
-    require_agreement,
-)
+from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
 from fedexp.analysis.naming import differing, displayed, names
 from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.metrics.task_matrix import MEASURES
@@ -43,11 +38,7 @@ def tidy(runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def numbers_of(run: RunDirectory) -> dict[str, float]:
-    """Return the numbers in summary.json and the measures between tasks, see `tidy`.
-
-    Raises ConfigError if rounds.csv contradicts them.
-    """
-    require_agreement(run)
+    """Return the numbers in summary.json and the measures between tasks, see `tidy`."""
     found = {key: value for key, value in run.summary.items() if is_number(value)}
     if run.summary.get("tasks"):
         found |= task_measures(run, MEASURES)

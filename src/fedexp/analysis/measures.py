@@ -1,17 +1,14 @@
 """Define the measures that tables, figures and pages show first, and the format of their values."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedexp.core.errors import ConfigError
-from fedexp.data.views import PLAIN, VALIDATION, VIEWS
+from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.metrics.forgetting_metric import FORGETTING
 from fedexp.metrics.own_test import OWN_ACCURACY
 from fedexp.metrics.quantity import ACCURACY, Column
 from fedexp.metrics.tasks import AVERAGE_ACCURACY, TASK_FORGETTING
-from fedexp.rundir import files
 from fedexp.rundir.objective import TARGETS, declared_direction
 from fedexp.rundir.reader import RunDirectory
 
@@ -19,7 +16,6 @@ from fedexp.rundir.reader import RunDirectory
 OF_TASKS, OF_CLASSES = (AVERAGE_ACCURACY, TASK_FORGETTING), (ACCURACY, FORGETTING)
 # the last one only if the clients' own test examples were used
 MAIN = (OF_TASKS, (*OF_CLASSES, OWN_ACCURACY))
-OF_LAST_ROUND = (*OF_TASKS, *OF_CLASSES, OWN_ACCURACY)
 
 
 def main_measures(runs: Iterable[RunDirectory]) -> list[Column]:
@@ -41,26 +37,6 @@ def main_measures(runs: Iterable[RunDirectory]) -> list[Column]:
                 found |= dict.fromkeys([first, second, *measured])
                 break
     return list(found) or [Column(each) for each in OF_CLASSES]
-
-
-def require_agreement(run: RunDirectory) -> None:
-    """Raise ConfigError if summary.json contradicts rounds.csv, from which figures are drawn.
-
-    The accuracies and the main forgetting measures of a run are those of its last evaluated round.
-    """
-    if run.rounds is None:
-        return
-    for column in (Column(each, view) for each in OF_LAST_ROUND for view in VIEWS):
-        told = run.summary.get(column.key)
-        if column.name not in run.rounds or not isinstance(told, int | float):
-            continue
-        for last in run.rounds[column.name].dropna().tail(1):
-            if not math.isclose(last, told, rel_tol=1e-9):
-                raise ConfigError(
-                    f"{run.directory}: {files.SUMMARY} has {column.key}={told}, but the last"
-                    f" {column.name} in {files.ROUNDS} is {last}; put the original files back, or"
-                    " run it again"
-                )
 
 
 def is_accuracy_key(key: str) -> bool:

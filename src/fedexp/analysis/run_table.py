@@ -10,7 +10,6 @@ import pandas as pd
 from fedexp.analysis.frame import tidy
 from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.means_table import Layout, shown_metrics
-from fedexp.analysis.measures import require_agreement
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
@@ -38,7 +37,6 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     shared: the overrides that all runs share. tasks: the numbers of all tasks, except the first,
     that any run has.
     """
-    require_agreement(run)
     summary = run.summary
     found = {name: summary.get(name) for name in (*DATA, "algorithm")}
     own = set(named_overrides(run)) - shared

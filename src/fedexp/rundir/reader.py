@@ -4,7 +4,7 @@
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
 
 A file is read when it is first needed. The value of a missing file is empty, and ConfigError names
-a file that cannot be read. torch is not imported.
+a file that cannot be read, or that was changed after the run. torch is not imported.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -33,7 +33,7 @@ from fedexp.data.views import (
 )
 from fedexp.metrics.quantity import ACCURACY, LOSS, Column
 from fedexp.metrics.record import Record, by_round
-from fedexp.rundir import files, origin
+from fedexp.rundir import checksums, files, origin
 from fedexp.rundir.lock import is_occupied
 
 if TYPE_CHECKING:
@@ -83,16 +83,9 @@ class RunDirectory:
     def rounds(self) -> pd.DataFrame | None:
         """The table rounds.csv with one row per round, from round 0 on, or None if it is missing.
 
-        All columns are numbers. Undefined values are nan. Raises ConfigError if a run that has
-        ended lacks its last rounds.
+        All columns are numbers. Undefined values are nan.
         """
-        table, last = self.read_table(files.ROUNDS), self.summary.get("rounds")
-        if table is not None and last is not None and not (table["round"] == last).any():
-            raise ConfigError(
-                f"{self.directory / files.ROUNDS}: has no whole row of round {last}, with which the"
-                f" run ended ({files.SUMMARY}); put the original file back, or run it again"
-            )
-        return table
+        return self.read_table(files.ROUNDS)
 
     @property
     def clients(self) -> pd.DataFrame | None:
@@ -142,7 +135,10 @@ class RunDirectory:
         return self._tables[name]
 
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
-        return read(self.directory / name) if self.has(name) else None
+        if not self.has(name):
+            return None
+        checksums.check(self.directory, name)
+        return read(self.directory / name)
 
     @cached_property
     def partitions(self) -> list[Partition]:

@@ -303,7 +303,7 @@ class RunFolder:
             return
         self._begun = True
         with storage.storing(self.directory):
-            for left in (files.ERROR, files.SUMMARY):
+            for left in (files.ERROR, files.CHECKSUMS, files.SUMMARY):
                 (self.directory / left).unlink(missing_ok=True)
             files.remove_temporaries(self.directory)
         if self.saved is None:

@@ -19,7 +19,7 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError, RunFailed
 from fedexp.engine.network import default_torch
 from fedexp.figures import interim_pictures
-from fedexp.rundir import files, origin
+from fedexp.rundir import checksums, files, origin
 from fedexp.rundir.checkpoint import choose_place
 from fedexp.rundir.identity import digest, group_name, setting
 from fedexp.rundir.reader import RunDirectory
@@ -251,6 +251,7 @@ def finish(
         log.warning("algorithm=%s: %s", folder.job.choices["algorithm"], summary["hint"])
     pictures = draw_all(folder.directory, callbacks, summary)
     storage.write_json(folder.directory / files.SUMMARY, summary)
+    checksums.write(folder.directory)
     callbacks.call("finish", summary, pictures, final_tables(folder.directory))
     return summary
 
