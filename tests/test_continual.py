@@ -37,6 +37,7 @@ from toy_federation import (
     KEPT,
     LOCAL,
     STRUCTURE,
+    TWO_TASKS,
     SoftmaxRegression,
     assemble,
     broadcast,
@@ -435,6 +436,33 @@ def test_centralised_cfed_shuffles_new_and_surrogate_batches():
         kinds.count(True) == kinds.count(False) == LOCAL.epochs * -(-len(part) // LOCAL.batch_size)
     )
     assert kinds != sorted(kinds)
+
+
+def test_centralised_cfed_round_equals_a_plain_training_loop():
+    """Cross-entropy on the batches of new examples, lambda_d L_d on those of surrogate examples.
+    Class 0, whose label must not be confused with that of unlabelled examples, is in task 2."""
+    plain = replace(LOCAL, momentum=0.0, weight_decay=0.0)
+    tasks = replace(TWO_TASKS, classes=[[1, 3], [0, 2]])
+    simulation = stream(
+        CFeD(**CFED, paradigm="centralized"), local=plain, augment=False, scenario=tasks
+    )
+    state, runtime = play(simulation, 2), simulation.runtime
+    result = play_round(simulation, state)
+    new = set(simulation.stages[1].federation.parts[0].tolist())
+    old, (schedule,), seen = state.server["params"], result.cohort.schedules, set()
+    w = leaves(old)
+    for index, length in zip(schedule.index, schedule.lengths, strict=True):
+        x, y = runtime.load_train(index[:length], None)
+        logits = runtime.net(w, x).logits
+        if set(index[:length].tolist()) <= new:
+            seen |= set(y.tolist())
+            loss = F.cross_entropy(logits, y)
+        else:
+            target = (runtime.net(old, x).logits / 2).softmax(-1)
+            loss = 0.5 * F.cross_entropy(logits / 2, target)
+        w = stepped(w, loss)
+    assert seen == {0, 2}
+    assert_equal(result.server["params"], detached(w), atol=1e-12)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

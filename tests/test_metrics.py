@@ -2,6 +2,7 @@
 files."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.partitioned import Partition
+from fedexp.data.partitioned import Partition, task_partition_name
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (
@@ -225,6 +226,20 @@ def test_record_is_restored_from_files(rounds, local, absent, tmp_path):
     metric = ALL
     np.testing.assert_equal(metric.round_values(loaded), metric.round_values(history))
     np.testing.assert_equal(metric.summary(loaded), metric.summary(history))
+
+
+@pytest.mark.parametrize("per_task", [1, 2])
+def test_restored_record_counts_the_examples_of_all_tasks_so_far(per_task, tmp_path):
+    history, partition = make_history(2, local=False)
+    first = replace(partition, info={"rounds_per_task": per_task})
+    write_run(tmp_path, history, first)
+    labels = np.tile(np.arange(4), 5)
+    second = Partition.build(np.split(np.arange(20), [2, 9, 13]), labels, 4, {})
+    second.save(tmp_path / task_partition_name(2), classes=list("0123"))
+    loaded = RunDirectory(tmp_path).record()
+    np.testing.assert_array_equal(loaded.counts_until(per_task), first.counts)
+    both = first.counts + second.counts
+    np.testing.assert_array_equal(loaded.counts_until(per_task + 1), both)
 
 
 def test_record_as_it_was_after_a_round_has_the_cohorts_until_then():

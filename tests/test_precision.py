@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedexp
+from fedexp.analysis.evaluation import choose_hardware
 from fedexp.engine.hardware import Hardware
 from fedexp.rundir import origin
 from fedexp.training.folder import RunFolder
@@ -54,6 +55,22 @@ def test_only_a_cpu_replaces_the_tf32_of_a_resumed_run(monkeypatch, has_gpu, pre
     assert begun.resumed("tf32") == replace(begun, precision=precision)
     exact = replace(begun, precision="fp64")
     assert exact.resumed("fp64") == exact
+
+
+@pytest.mark.parametrize(
+    ("hardware", "used", "precision", "exact"),
+    [
+        ({"precision": "fp64"}, "fp64", "fp64", "fp64"),
+        ({"precision": "bf16"}, "bf16", "bf16", "fp32"),
+        ({"precision": "auto"}, "bf16", "bf16", "fp32"),
+        ({"precision": "tf32"}, "tf32", "fp32", "fp32"),  # a CPU does not have tf32
+        ("cpu", "fp32", "fp32", "fp32"),  # not a node of options
+    ],
+)
+def test_evaluation_uses_the_precision_of_the_run(hardware, used, precision, exact):
+    run = SimpleNamespace(config={"hardware": hardware}, summary={"hardware": {"precision": used}})
+    assert choose_hardware(run, "cpu").precision == precision
+    assert choose_hardware(run, "cpu", exact=True).precision == exact
 
 
 def test_a_resumed_run_in_tf32_ends_on_a_cpu(monkeypatch, tmp_path, capsys):

@@ -119,6 +119,24 @@ def test_values_arrive_unchanged(way):
     assert torch.equal(copy(x), network(x))
 
 
+def file_around(rank, value):
+    """Return the mapping of this process that contains the elements of a tensor."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(address, 16) for address in line.split()[0].split("-"))
+        if first <= value.data_ptr() < last:
+            return line
+    return "none"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lists what a process has mapped")
+def test_a_stored_value_is_mapped_and_not_copied():
+    stored, file = share(torch.zeros(100_000))
+    with file:
+        assert "memfd:fedexp" in world.start(3, 1).ask(
+            2, "a test", partial(file_around, value=stored)
+        )
+
+
 def test_tensors_are_not_pickled():
     packed = pack({"model": torch.zeros(1000), "part": torch.zeros(1000)[:10]})
     assert [len(tensor) for tensor in packed.tensors] == [1000, 10]
@@ -279,6 +297,20 @@ def test_a_node_without_a_gpu_is_named(monkeypatch):
     words = r"hardware.device=cuda: rank 5 on .* has 0 CUDA devices; all machines need one"
     with pytest.raises(ConfigError, match=words):
         Rank().begin(hardware, 0, Sequential(), None)
+
+
+@pytest.mark.parametrize(("divided", "sizes"), [(False, [1, 1, 1, 1]), (True, [2, 2])])
+def test_a_rank_takes_one_client_at_a_time_or_its_share(divided, sizes, monkeypatch):
+    taken, run = [], Workers._do
+
+    def noted(engine, runtime, orders, server=None):
+        taken.extend(order.positions for order in orders)
+        return run(engine, runtime, orders, server)
+
+    monkeypatch.setattr(Workers, "_do", noted)
+    train(engine_of(2, share=divided), FedAvg())
+    assert sorted(map(len, taken)) == sizes
+    assert sorted(position for positions in taken for position in positions) == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

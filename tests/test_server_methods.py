@@ -181,10 +181,12 @@ def test_feddyn_alpha_is_divided_by_the_clients_share_of_examples():
 # --- FedCurv
 
 
-def fisher_context(estimator, samples, local):
+def fisher_context(estimator, samples, local, sizes=(10,)):
+    """Return the Fisher information of the client with the last size, the model, and its batches
+    without padding."""
     algorithm = FedCurv(lambda_=1.0, samples=samples, estimator=estimator)
     simulation = make_simulation(
-        algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False
+        algorithm, local, sizes, SoftmaxRegression(), participation=1.0, augment=False
     )
     client = set_up_client(simulation, simulation.initial_state())
     data, ctx, params = client.data, client.ctx, simulation.initial
@@ -211,6 +213,16 @@ def test_fedcurv_fisher_equals_the_formula_for_softmax_regression():
     u, params, batches = fisher_context("batch", 500, local)
     for name, part in (("classifier.weight", 0), ("classifier.bias", 1)):
         assert_close(u[name], sum(g[part].mean(0) ** 2 for g in grads) / 3)
+
+
+def test_fedcurv_fisher_does_not_count_the_missing_batches_of_a_shorter_client():
+    """Three batches for the client with 10 examples, one for the client with 3."""
+    local = replace(LOCAL, epochs=2, batch_size=4)
+    u, params, batches = fisher_context("batch", 500, local, sizes=(10, 3))
+    assert [len(batch.x) for batch in batches] == [3, 0, 0]
+    weight, bias = (gradient.mean(0) for gradient in analytic(params, batches[0]))
+    assert_close(u["classifier.weight"], weight**2)
+    assert_close(u["classifier.bias"], bias**2)
 
 
 def test_fedcurv_computes_fisher_on_an_extra_pass():
