@@ -140,6 +140,22 @@ class Loses(Drifting):
         return {"params": super().aggregate(server, messages, round)["params"]}
 
 
+class Renames(Drifting):
+    """Wrong: `aggregate` of FedAvg does not know the name."""
+
+    def finish(self, net, params, data, ctx):
+        message, state = super().finish(net, params, data, ctx)
+        return {"model": message["params"]}, state
+
+
+class Counts(Drifting):
+    """Wrong: the message has a number."""
+
+    def finish(self, net, params, data, ctx):
+        message, state = super().finish(net, params, data, ctx)
+        return message | {"steps": 3}, state
+
+
 class Unused(PlainClient):
     """Wrong: the loss has no penalty, and the optimizer and the passes are its own."""
 
@@ -193,6 +209,8 @@ def test_correct_algorithm_passes_the_check_with_worker_processes():
         (First(), {}, "aggregate of First depends on the order of the clients"),
         (SendsBack(), {}, "SendsBack: two rounds of training do not change the model"),
         (Loses(), {}, "Loses: the server's state loses momentum in two rounds"),
+        (Renames(), {}, "finish of Renames sends model, but aggregate of FedAvg needs params"),
+        (Counts(), {}, "round 1, client [0-9], in finish of Counts: TypeError"),
         (
             Remembers(),
             {"gradient": False},

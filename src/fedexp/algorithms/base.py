@@ -387,6 +387,12 @@ class FedAvg(Checked, prefix="algorithm."):
 
         messages: a tree whose leaves have shape [|S|, ...], in the order of the cohort.
         """
+        if "params" not in messages:
+            raise ConfigError(
+                f"algorithm: finish of {type(self).__name__} sends"
+                f" {', '.join(messages) or 'nothing'}, but aggregate of FedAvg needs params; send"
+                " the trained parameters under this name, or write an own aggregate"
+            )
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:

@@ -121,6 +121,7 @@ class ClientTraining:
             self.received.add({"params": trained})
             message, state = self.finish(trained)
             self.require_unchanged(hook)
+            message = tree.map(lambda leaf: leaf[None], message)
             if self.kept is not None:
                 state = state | {optimizers.KEPT: self.kept}
         except ConfigError:
@@ -136,9 +137,9 @@ class ClientTraining:
             start = time.perf_counter()
             correct = self.evaluate(trained, buffers)
             seconds += time.perf_counter() - start
-        messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
+        buffers = tree.map(lambda leaf: leaf[None], buffers)
         epochs = [self.copies] if self.marks else []
-        return Trained(messages, [state], loss[None], buffers, correct, seconds, epochs)
+        return Trained(message, [state], loss[None], buffers, correct, seconds, epochs)
 
     def require_unchanged(self, hook: str) -> None:
         require_unchanged(self.algorithm, hook, self.received)
