@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -220,6 +223,23 @@ def test_unwritable_table_gives_one_message(tmp_path, capsys):
     (tmp_path / "sweep" / "table.md").mkdir()
     assert main(["report", str(tmp_path / "sweep"), "--no-figures"]) == 1
     assert f"{tmp_path / 'sweep' / 'table.md'}: cannot be written" in capsys.readouterr().err
+
+
+def test_report_removes_what_a_killed_report_has_left(tmp_path):
+    """Files of running processes stay, and files that a report does not write."""
+    make_run(tmp_path / "sweep" / "a")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = [f".{name}.{ended.pid}.tmp" for name in ("table.csv", "table.md", "index.html")]
+    stays = [f".table.csv.{os.getppid()}.tmp", f".mine.csv.{ended.pid}.tmp", ".table.csv.x.tmp"]
+    for name in (*left, *stays):
+        (tmp_path / "sweep" / name).touch()
+    assert main(["report", str(tmp_path / "sweep"), "--no-figures"]) == 0
+    assert sorted(path.name for path in (tmp_path / "sweep").glob(".*.tmp")) == sorted(stays)
+    table = tmp_path / f".all.csv.{ended.pid}.tmp"
+    table.touch()
+    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "all")]) == 0
+    assert not table.exists()
 
 
 def test_report_of_a_run_has_the_results_of_every_client(tmp_path, capsys):

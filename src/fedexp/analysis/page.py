@@ -9,6 +9,7 @@ from fedexp.analysis.sweep_figures import KINDS
 from fedexp.core import storage
 from fedexp.figures.pictures import picture_files
 
+PAGE = "index.html"
 TABLES = ("table.md", "comparison.md")  # what the page shows, in this order
 BAR = re.compile(r"(?<!\\)\|")  # between two cells, but not within text
 MARKS = (  # in Markdown and in HTML
@@ -36,8 +37,8 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     folder = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
     page = template.render(title=directory.absolute().name, texts=texts, figures=figures, data=data)
-    storage.write_atomically(directory / "index.html", page.encode())
-    return directory / "index.html"
+    storage.write_atomically(directory / PAGE, page.encode())
+    return directory / PAGE
 
 
 def to_html(text: str) -> str:

@@ -22,7 +22,7 @@ from fedexp.analysis.frame import (
     tidy,
 )
 from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
-from fedexp.analysis.page import write_page
+from fedexp.analysis.page import PAGE, write_page
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
@@ -97,6 +97,7 @@ def write_report(
         except Exception:
             again = "the figures could not be drawn; run `fedexp report %s` to try again"
             log.exception(again, typed_path(directory))
+    storage.remove_leftovers([*paths, directory / PAGE])
     return paths
 
 

@@ -14,7 +14,7 @@ from fedexp.analysis.measures import format_value, title_of
 from fedexp.analysis.naming import displayed
 from fedexp.config.values import make_group
 from fedexp.core.errors import ConfigError, say
-from fedexp.core.storage import display_path, typed_path, write_atomically
+from fedexp.core.storage import display_path, remove_leftovers, typed_path, write_atomically
 from fedexp.data.views import name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
@@ -51,6 +51,7 @@ def report_run(directory: Path, options: Namespace) -> None:
         )
     if written and not options.no_figures:
         written += draw_run(directory, options)
+    remove_leftovers(written)
     print("".join(f"  {display_path(path)}\n" for path in written), end="")
 
 

@@ -12,7 +12,7 @@ from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.means_table import Layout, shown_metrics
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import write_atomically
+from fedexp.core.storage import remove_leftovers, write_texts
 from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.rundir import jobs
 from fedexp.rundir.reader import RunDirectory
@@ -91,8 +91,8 @@ def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[st
         for name in table
     }
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
-    write_atomically(out.with_suffix(".csv"), csv(table).encode())
-    write_atomically(out.with_suffix(".md"), text.encode())
+    contents = {out.with_suffix(".csv").name: csv(table), out.with_suffix(".md").name: text}
+    remove_leftovers(write_texts(out.parent, contents))
     print(text, end="")
 
 

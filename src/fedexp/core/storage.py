@@ -5,6 +5,7 @@ temporary name, synced, and renamed, so it is either complete or missing. torch,
 are imported inside functions, since not every command needs them.
 """
 
+import glob
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import shlex
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
@@ -67,7 +68,8 @@ def storing(path: Path) -> Iterator[None]:
 def temporary_path(path: Path) -> Iterator[Path]:
     """Yield a hidden path in a file's folder. The caller writes to this path and then renames it.
 
-    If the process is killed, the hidden file stays until `remove_temporaries` removes it.
+    If the process is killed, the hidden file stays until the run is resumed, which removes all of
+    them, or until the report is written again, see `remove_leftovers`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -75,6 +77,26 @@ def temporary_path(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove the temporary files that killed processes have left while they wrote these files."""
+    for path in paths:
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            process = left.suffixes[-2].removeprefix(".")
+            if process.isdecimal() and not is_running(int(process)):
+                left.unlink(missing_ok=True)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process of this machine with this number is running."""
+    try:
+        os.kill(process, 0)  # sends no signal
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # for example, it belongs to another user
+        pass
+    return True
 
 
 @contextmanager
