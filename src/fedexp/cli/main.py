@@ -46,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = say(str(error))
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
     if launched:
         world.ends_with(code)
     return code
