@@ -14,9 +14,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import GROUPS, build
 from fedexp.config.options import MULTIPLE, known_keys, list_groups, list_options
-from fedexp.config.values import convert, find_class
+from fedexp.config.values import convert, find_class, make_target
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
 from fedexp.rundir.identity import digest, essential, result_values
@@ -395,3 +396,9 @@ if __name__ == "__main__":
     frozen = {each: identity_of(each) for each in SELECTED} | FROZEN
     lines = [f"{each} {identity}\n" for each, identity in sorted(frozen.items())]
     IDENTITIES.write_text("".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize("node", [None, "fedavg", 3, {"momentum": 0.9}])
+def test_value_that_is_no_option_of_a_group_is_named(node):
+    with pytest.raises(ConfigError, match=r"^algorithm: must be one of the group's options"):
+        make_target(node, "algorithm", FedAvg)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedexp.trackers.base import RoundRecord, RunInfo
-from fedexp.trackers.progress import Progress, duration, result_table
+from fedexp.trackers.progress import Progress, duration, result_table, write_line
 
 SUMMARY = {
     "status": "completed",
@@ -115,6 +115,13 @@ def test_progress_of_a_resumed_run_starts_with_its_first_round():
     lines = plain_output(200, first=101)
     assert lines[0].startswith("round 102/200")
     assert lines[-1].startswith("round 200/200")
+
+
+def test_line_is_written_at_once_through_a_pipe():
+    pipe = io.BytesIO()
+    stream = io.TextIOWrapper(pipe, encoding="utf-8")
+    write_line("round 1/2", Console(file=stream))
+    assert pipe.getvalue() == b"round 1/2\n"
 
 
 def test_time_left_uses_recent_rounds():

@@ -24,6 +24,7 @@ from fedexp.analysis.frame import is_number
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.cli.evaluate import read_dataset
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError, HookFailed
 from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Engine
@@ -108,6 +109,8 @@ def test_loaded_run_equals_its_files(run):
     assert list(classes["name"][:3]) == ["0", "1", "2"]
     assert again.partition.counts.sum() == 1437 == sum(len(part) for part in again.partition.parts)
     assert len(again.clients) == 4 * 4
+    noted = json.loads((run.directory / "origin.json").read_text())
+    assert noted["shape"] == [8, 8, 1]  # the height, width and channels of a digit
 
 
 @pytest.mark.parametrize("number", [None, 2, 3, 4])
@@ -675,6 +678,13 @@ def test_pickle_is_not_loaded(run, tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
             fedexp.load_run(other).model(number)
     assert not (tmp_path / "stolen").exists()
+
+
+def test_checkpoint_of_another_format_is_named(tmp_path):
+    storage.save_tree(tmp_path / files.CHECKPOINT, {"format": 1, "round": 4})
+    models, (problem,) = kept_models.from_checkpoints(tmp_path)
+    assert models == []
+    assert problem.startswith(f"{tmp_path / files.CHECKPOINT}: is not a checkpoint for this")
 
 
 def test_model_of_other_shape_is_rejected(run, tmp_path):

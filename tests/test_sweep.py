@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 from fedexp.analysis.report import finish_sweep
 from fedexp.analysis.sweep import find_sweep, load_named_sweep
 from fedexp.cli import main, sweeps
-from fedexp.cli.sweeps import Planned, job_status
+from fedexp.cli.sweeps import Planned, describe_same, job_status
 from fedexp.config import composition
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories, read_sweeps
@@ -294,3 +295,11 @@ def test_unwritable_tables_fail_only_the_command(here, capsys):
     assert main.main(["--multirun", *FEDERATION, "rounds=1", "hydra.sweep.dir=multirun/a"]) == 1
     answer = capsys.readouterr()
     assert answer.err.count("table.md: cannot be written") == 1
+
+
+@pytest.mark.parametrize(("key", "hint"), [("callback", True), ("name", False)])
+def test_jobs_with_the_same_directory_are_told_of_callbacks_that_end_runs(key, hint):
+    first, second = (SimpleNamespace(overrides=["seed=0", f"{key}={v}"]) for v in "ab")
+    message = describe_same(first, second)
+    assert message.startswith(f"{key}: the jobs that differ only here would have the same")
+    assert ("ends_runs" in message) == hint
