@@ -152,6 +152,7 @@ def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
     broken = jobs(tmp_path)[1]
     (broken / "summary.json").write_text('{"status": "failed"}')
     (broken / "error.txt").write_text("it broke")
+    (broken / "checksums.json").unlink()  # a failed run has none
     answer = fedexp.done(*SWEEP, "seed=0,1,2", "checkpoint_interval=2")
     assert len(jobs(tmp_path)) == 3
     assert answer.err.count("nothing to do") == 1
