@@ -58,6 +58,7 @@ def test_each_published_cell_belongs_to_one_job(name):
             "_other",
             "_mu10",
             "_uniform",
+            "_beta",
         )
     )
     for index, row in printed.iterrows():
