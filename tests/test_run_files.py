@@ -138,11 +138,13 @@ def test_file_that_was_changed_after_the_run_is_named(sweep, name, before, after
     assert main(["report", str(sweep), "--no-figures"]) == 0
 
 
-def test_file_of_a_run_without_checksums_is_read(sweep):
+def test_run_without_checksums_that_lacks_its_last_round_is_named(sweep, capsys):
     """An earlier version made the run."""
-    path = sweep / "job1" / "rounds.csv"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert main(["report", str(sweep), "--no-figures"]) == 0
+    path = sweep / "job0" / "rounds.csv"
+    path.write_text(path.read_text()[:-3])
+    assert main(["report", str(sweep), "--no-figures"]) == 2
+    last = RunDirectory(path.parent).summary["rounds"]
+    assert f"rounds.csv: has no whole row of round {last}, with which" in capsys.readouterr().err
 
 
 def test_metric_of_runs_without_numbers_is_refused(tmp_path, capsys):

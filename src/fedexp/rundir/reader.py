@@ -83,9 +83,16 @@ class RunDirectory:
     def rounds(self) -> pd.DataFrame | None:
         """The table rounds.csv with one row per round, from round 0 on, or None if it is missing.
 
-        All columns are numbers. Undefined values are nan.
+        All columns are numbers. Undefined values are nan. Raises ConfigError if a run that has
+        ended lacks its last round, which checksums do not tell for runs of earlier versions.
         """
-        return self.read_table(files.ROUNDS)
+        table, last = self.read_table(files.ROUNDS), self.summary.get("rounds")
+        if table is not None and last is not None and not (table["round"] == last).any():
+            raise ConfigError(
+                f"{self.directory / files.ROUNDS}: has no whole row of round {last}, with which the"
+                f" run ended ({files.SUMMARY}); put the original file back, or run it again"
+            )
+        return table
 
     @property
     def clients(self) -> pd.DataFrame | None:
