@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shlex
+import time
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
@@ -80,23 +81,17 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove the temporary files that killed processes have left while they wrote these files."""
+    """Remove the temporary files that killed processes have left while they wrote these files.
+
+    These are the ones older than an hour: on a shared disk, a process of another machine may be
+    writing, and no file takes that long.
+    """
     for path in paths:
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-            process = left.suffixes[-2].removeprefix(".")
-            if process.isdecimal() and not is_running(int(process)):
-                left.unlink(missing_ok=True)
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process of this machine with this number is running."""
-    try:
-        os.kill(process, 0)  # sends no signal
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # for example, it belongs to another user
-        pass
-    return True
+            if left.suffixes[-2][1:].isdecimal():
+                with suppress(FileNotFoundError):  # another report has removed it
+                    if time.time() - left.stat().st_mtime > 3600:
+                        left.unlink()
 
 
 @contextmanager
