@@ -13,6 +13,7 @@ from fedexp.analysis.means_table import Layout
 from fedexp.analysis.report import write_tables
 from fedexp.analysis.targets import rounds_to_targets
 from fedexp.cli.main import main
+from fedexp.rundir import jobs
 from fedexp.rundir.sweeps import own_jobs, write_sweep_name
 from quick_runs import make_run
 
@@ -46,6 +47,32 @@ def test_tables_show_means_and_rounds_to_target(tmp_path):
     assert "| FedNTD | 0.76 | 1 ± 0 | 2.5 ± 0.7 | 3 (1 of 2 seeds) | 2 | 1.4 | - |" in text
     assert fedntd["speedup_0.75A"] == 2
     assert fedntd["speedup_0.9A"] == pytest.approx(1.4)
+
+
+def test_run_counts_if_its_configuration_is_that_of_a_run_that_it_replaced(tmp_path):
+    """The former run was extended to the rounds that a file of options had later."""
+    for accuracy in (0.4, 0.6):
+        make_run(tmp_path, ["seed=0"], [0.1, accuracy], identity="1f", seed=0)
+    for name in ("run0", "run1"):
+        jobs.record(tmp_path, [(["seed=0"], name)])
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    assert pd.read_csv(tmp_path / "table.csv")["accuracy"].tolist() == [0.6]
+    text = (tmp_path / "table.md").read_text()
+    assert "Not in the tables: run0: a later command" in text
+    assert "run1" not in text
+
+
+@pytest.mark.parametrize("identities", [("1f", "1f"), ("1f", "2e")])
+def test_longest_of_equal_runs_counts(identities, tmp_path):
+    """stop.minutes ended the first one, which tests further images if the identities differ."""
+    statuses, views = ("stopped", "completed"), identities[0] != identities[1]
+    for i, (identity, status) in enumerate(zip(identities, statuses, strict=True)):
+        about = {"status": status, "identity": identity, "seed": 0}
+        curve = [0.1, 0.4, 0.6][: 2 + i]
+        make_run(tmp_path, ["algorithm=fedavg"], curve, views=views and not i, **about)
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    assert pd.read_csv(tmp_path / "table.csv")["accuracy"].tolist() == [0.6]
+    assert "Not in the tables: run0 has the " in (tmp_path / "table.md").read_text()
 
 
 def test_report_without_a_finished_run_fails(tmp_path, capsys):

@@ -18,7 +18,7 @@ from fedexp.metrics.tasks import over_clients
 from fedexp.rundir import jobs
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import replaced_jobs
+from fedexp.rundir.sweeps import other_runs, replaced_jobs
 
 PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
 KEYS = ["setting", "method"]
@@ -137,18 +137,23 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
     """Return the runs whose method and seeds another run has, each with the run that counts.
 
-    Such a run, for example a copy, does not count as a further seed. Of several runs, the first one
-    with the most test views counts.
+    Such a run, for example a copy, does not count as a further seed. Of several runs, the longest
+    counts, since `stop.minutes` may have ended others, and of those the one with most test views.
     """
     found: dict[Path, RunDirectory] = {}
     counted: dict[Any, RunDirectory] = {}
     named = zip(runs, names(runs), strict=True)
-    for run, name in sorted(named, key=lambda pair: -len(pair[0].views)):
+    for run, name in sorted(named, key=lambda pair: sizes_of(pair[0]), reverse=True):
         seeds = seeds_of(run)
         first = counted.setdefault((name, seeds), run)
         if seeds and first is not run:
             found[run.directory] = first
     return found
+
+
+def sizes_of(run: RunDirectory) -> tuple[int, int]:
+    """Return the numbers of rounds and of test views."""
+    return run.summary.get("rounds", 0), len(run.views)
 
 
 def select_runs(every: Sequence[RunDirectory]) -> list[RunDirectory]:
@@ -171,6 +176,14 @@ def describe_left_out(every: Sequence[RunDirectory]) -> list[str]:
             continue
         lines.append(f"Not in the tables: {run.directory.name} {why}")
     return lines
+
+
+def describe_others(sweep: Path) -> list[str]:
+    """Return one line for each run in a sweep's directory that is not part of it."""
+    return [
+        f"Not in the tables: {run.directory.name} {reason}"
+        for run, reason in other_runs(sweep).items()
+    ]
 
 
 def describe_replaced(sweep: Path) -> list[str]:

@@ -14,6 +14,7 @@ from fedexp.analysis.appendix import describe_sweep
 from fedexp.analysis.frame import (
     describe_earlier,
     describe_left_out,
+    describe_others,
     describe_replaced,
     describe_states,
     main_keys,
@@ -166,6 +167,7 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
         shown.append(choose_values(table, main_keys(every)[0]))
     of_tasks = average_tasks(every)
     shown += task_sections(of_tasks)
+    left_out += describe_others(directory)  # which `own_jobs` has logged
     lines = [describe_states(jobs), describe_earlier(directory, every), *left_out]
     if sweep is not None:
         lines.insert(0, sweep.title)

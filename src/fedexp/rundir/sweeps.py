@@ -56,33 +56,36 @@ def replaced_jobs(sweep: Path) -> dict[RunDirectory, RunDirectory]:
 
 
 def all_jobs(sweep: Path) -> list[RunDirectory]:
-    """Return all jobs of a sweep, sorted by directory name, without runs that are not part of it.
+    """Return all jobs of a sweep, sorted by directory name, without `other_runs`. The log names
+    them."""
+    others = other_runs(sweep)
+    for run, reason in others.items():
+        log.warning("%s: left out: %s %s", storage.display_path(sweep), run.directory.name, reason)
+    return [run for run in map(RunDirectory, job_directories(sweep)) if run not in others]
+
+
+def other_runs(sweep: Path) -> dict[RunDirectory, str]:
+    """Return the runs in a sweep's directory that are not part of it, each with the reason.
 
     These are runs that no sweep made, or that another sweep made, unless their directories have the
-    name of a job, and runs with the configuration of another one, such as a copy. The log names
-    them.
+    name of a job, and runs with the configuration of another one, such as a copy. Of those, the
+    longest counts, since `stop.minutes` may have ended others, and a replaced one never does.
     """
-    made_in = sweep_directory_name(sweep)
-    runs: list[RunDirectory] = []
+    made_in, replaced = sweep_directory_name(sweep), jobs.read(sweep).replaced
+    found: dict[RunDirectory, str] = {}
     known: dict[object, str] = {}
-    for run in map(RunDirectory, job_directories(sweep)):
+    every = map(RunDirectory, job_directories(sweep))
+    for run in sorted(every, key=lambda run: -run.summary.get("rounds", 0)):
         name = run.directory.name
         maker = run.summary.get("sweep", made_in)
         identity = run.summary.get("identity") or name
         # a sweep can be renamed, and a job that is extended gets another identity
         is_job = maker == made_in or (maker is not None and JOB.search(name))
         if made_in is not None and not is_job:
-            leave_out(run, f"was not made by the sweep {made_in}")
-        elif known.setdefault(identity, name) != name:
-            leave_out(run, f"has the configuration of {known[identity]}")
-        else:
-            runs.append(run)
-    return runs
-
-
-def leave_out(run: RunDirectory, reason: str) -> None:
-    path = run.directory
-    log.warning("%s: left out: %s %s", storage.display_path(path.parent), path.name, reason)
+            found[run] = f"was not made by the sweep {made_in}"
+        elif name not in replaced and known.setdefault(identity, name) != name:
+            found[run] = f"has the configuration of {known[identity]}"
+    return found
 
 
 def sweep_directory_name(sweep: Path) -> str | None:
