@@ -33,6 +33,21 @@ def test_resuming_complete_run_changes_nothing(fedexp, run):
     assert content_of(run) == before
 
 
+def test_partitions_of_an_interrupted_start_are_removed(fedexp, tmp_path, monkeypatch):
+    """The first command had three tasks. It was interrupted before it wrote round 0."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.training.run.run_rounds", interrupted)
+        command = (*RUN, "scenario=class_incremental", "hydra.run.dir=run")
+        assert fedexp(*command).code == 130
+    assert len(list((tmp_path / "run").glob("partition_task*.npz"))) == 2
+    fedexp.done(*RUN, "hydra.run.dir=run")
+    assert [path.name for path in (tmp_path / "run").glob("partition*")] == ["partition.npz"]
+
+
 @pytest.mark.slow
 def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeypatch):
     """summary.json is written last."""

@@ -17,6 +17,7 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/clients",
 )
 CHECKSUMS = "checksums.json"  # see `fedexp.rundir.checksums`
+LATER_PARTITIONS = ("partition_task*.npz", "partition_from_round*.npz")  # glob patterns
 CLASSES = "classes.csv"  # number and name of each class
 SOURCES = "source"  # copies of the user's own files
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
@@ -46,15 +47,7 @@ WRITTEN = (
         for view in VIEWS
         for form in ("csv", "tex")
     ),
-    *(
-        CHECKSUMS,
-        SUMMARY,
-        ERROR,
-        PARTITION,
-        CLASSES,
-        "partition_task*.npz",
-        "partition_from_round*.npz",
-    ),
+    *(CHECKSUMS, SUMMARY, ERROR, PARTITION, CLASSES, *LATER_PARTITIONS),
     *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(SOURCES, f"{SOURCES}_from_round[0-9]*"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_[0-9]*.pt"),

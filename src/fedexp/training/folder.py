@@ -324,6 +324,11 @@ class RunFolder:
         data, converted = simulation.runtime.data, self.built.dataset.conversion()
         told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
         log.info("dataset=%s: %s", self.job.choices["dataset"], told)
+        with storage.storing(self.directory):
+            # of an earlier attempt, which may have had other tasks
+            for pattern in files.LATER_PARTITIONS:
+                for path in sorted(self.directory.glob(pattern)):
+                    path.unlink()
         write_partitions(self.directory, simulation, self.job.choices["partition"])
         remark = self.built.partition.remark()
         if remark and self.built.algorithm.paradigm != "centralized":
