@@ -56,6 +56,8 @@ preview=true => fedexp: preview=true: needs --multirun
 sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 --multirun sweep=nothing => sweep=nothing: no such sweep
 -m hydra/sweeper=optuna preview=true => preview=true: cannot be used with hydra/sweeper=optuna
+-m seed=0,1 hydra.sweep.subdir=a/${seed} => fedexp: hydra.sweep.subdir=a/0: must be the name of
+-m seed=0,1 hydra.sweep.subdir=.. => fedexp: hydra.sweep.subdir=..: must be the name of
 --multirun preview=maybe => preview=maybe: must be true or false
 --multirun sweep=cfed_table1,cfed_table2 hydra.sweep.dir=x => x: cannot be used with several sweeps
 -m alpha=1,2 partition.alpha=1,3 => alpha=1,2 and partition.alpha=1,3: both set alpha; give only one

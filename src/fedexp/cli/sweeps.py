@@ -265,7 +265,7 @@ def compose(
     """Yield each job with its configuration and its directory.
 
     jobs: the overrides of each job. swept: the keys that the jobs may set to different values.
-    first: the number of the first job.
+    first: the number of the first job. Raises ConfigError if a job has no directory of its own.
     """
     there = [path.name for path in multirun.directory.glob("*")]
     for number, overrides in enumerate(jobs, first):
@@ -281,6 +281,11 @@ def compose(
             name = [*names, f"{start}{describe_values(overrides, swept)}{end}"][0]
         else:
             name = str(config.hydra.sweep.subdir)
+            if Path(name).name != name or name in ("", ".."):
+                raise ConfigError(
+                    f"hydra.sweep.subdir={name}: must be the name of a directory, without /, since"
+                    " reports find the jobs directly in hydra.sweep.dir"
+                )
         with read_write(config.hydra):
             config.hydra.sweep.subdir = name
         yield Planned(multirun.directory / name, overrides, config)
