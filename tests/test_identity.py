@@ -21,6 +21,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.data.cache import load_mapped
 from fedexp.data.mapped import Chosen
+from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential, group_name, result_values
 from fedexp.trackers.base import Callback, CallbackConfig
@@ -92,6 +93,30 @@ def test_an_option_is_left_out_at_its_neutral_value_only():
     assert found(old=1.0, new=0.0) == found(old=1.0)
     assert found(old=1.0, new=0.5)["part.parts.0.new"] == 0.5, "the default need not be neutral"
     assert found(old=1.0, new=0.0)["part.parts.0.old"] == 1.0
+
+
+class Measure(ForgettingMetric):
+    version: ClassVar[int] = 2
+    columns: ClassVar = {"a": "min"}
+
+    window: int = field(default=1, metadata={"neutral": 1})
+
+
+def test_options_of_metrics_and_analyses_are_left_out_at_their_neutral_value():
+    """Their keys have the names of the options, and those of versions the numbers."""
+    plain = build(composed("data_dir=data"))
+    groups = ("forgetting_metric", "analysis")
+
+    def found(**options):
+        nodes = {group: {"own": {"_target_": "x.Measure", **options}} for group in groups}
+        parts = {group: [Measure(**options)] for group in groups}
+        return essential(replace(plain, values=plain.values | nodes, **parts))
+
+    before = found()
+    assert found(window=1) == before
+    changed = {f"{group}.own.window": 3 for group in groups}
+    assert found(window=3) == before | changed
+    assert {before[f"{group}.0.Measure.version"] for group in groups} == {2}
 
 
 class Watcher(CallbackConfig):

@@ -13,7 +13,7 @@ that it may end runs (`ends_runs`). The content of the data is compared separate
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -109,7 +109,13 @@ def essential(built: Any) -> dict[str, Any]:
         if name == "callback":
             found |= essential_callbacks(built.values[name], part)
         elif not is_free(name) and name != "values":
-            apply_class(found, "" if name == "settings" else f"{name}.", part)
+            prefix = "" if name == "settings" else f"{name}."
+            add_versions(found, prefix, part)
+            if isinstance(part, list):  # the keys of its values have the names of the options
+                for option, item in zip(built.values[name], part, strict=True):
+                    drop_neutral(found, f"{prefix}{option}.", item)
+            else:
+                drop_neutral(found, prefix, part)
     return found
 
 
@@ -124,29 +130,37 @@ def essential_callbacks(nodes: Mapping[str, Any], callbacks: Sequence[Any]) -> d
     for (name, node), part in zip(nodes.items(), callbacks, strict=True):
         if part.ends_runs:
             found |= flatten(node, f"callback.{name}")
-            apply_class(found, f"callback.{name}.", part)
+            add_versions(found, f"callback.{name}.", part)
+            drop_neutral(found, f"callback.{name}.", part)
     return found
 
 
-def apply_class(found: dict[str, Any], prefix: str, part: object) -> None:
-    """Add the versions of a part's classes to `found`, and remove options at their neutral value.
-
-    prefix: the text before the names of the part's fields in dotted keys.
-    """
+def classes_in(prefix: str, part: object) -> Iterator[tuple[str, Any]]:
+    """Yield a part and all parts in it, each with the text before its fields in dotted keys."""
     if isinstance(part, list):
         for number, item in enumerate(part):
-            apply_class(found, f"{prefix}{number}.", item)
-    if not is_dataclass(part):
-        return
-    kind: type = type(part)
-    for cls in kind.__mro__:
-        if vars(cls).get("version", 1) != 1:
-            found[f"{prefix}{cls.__name__}.version"] = vars(cls)["version"]
-    for field in fields(part):
-        key = f"{prefix}{field.name}"
-        if "neutral" in field.metadata and found.get(key) == field.metadata["neutral"]:
-            found.pop(key, None)
-        apply_class(found, f"{key}.", getattr(part, field.name))
+            yield from classes_in(f"{prefix}{number}.", item)
+    elif is_dataclass(part):
+        yield prefix, part
+        for field in fields(part):
+            yield from classes_in(f"{prefix}{field.name}.", getattr(part, field.name))
+
+
+def add_versions(found: dict[str, Any], prefix: str, part: object) -> None:
+    """Add the versions of a part's classes to `found`. prefix: see `classes_in`."""
+    for start, each in classes_in(prefix, part):
+        for cls in type(each).__mro__:
+            if vars(cls).get("version", 1) != 1:
+                found[f"{start}{cls.__name__}.version"] = vars(cls)["version"]
+
+
+def drop_neutral(found: dict[str, Any], prefix: str, part: object) -> None:
+    """Remove a part's options at their neutral value from `found`. prefix: see `classes_in`."""
+    for start, each in classes_in(prefix, part):
+        for field in fields(each):
+            key = f"{start}{field.name}"
+            if "neutral" in field.metadata and found.get(key) == field.metadata["neutral"]:
+                found.pop(key, None)
 
 
 def digest(values: Mapping[str, Any]) -> str:
