@@ -9,6 +9,7 @@ import fedexp
 from fedexp.analysis.compare import first_difference
 from fedexp.cli.main import main
 from fedexp.core.storage import read_table
+from fedexp.rundir import files
 from quick_runs import SMALL
 
 
@@ -59,6 +60,12 @@ def test_first_difference_and_its_reasons_are_named(tmp_path, capsys):
     assert compared(*runs[:2])[1][1] == missing
     code, lines = compared(runs[0], tmp_path)
     assert (code, "is not a run directory" in lines[0]) == (2, True)
+    for name in (*files.TABLES, files.SUMMARY):  # as if both had ended before round 0
+        for run in runs[:2]:
+            (run / name).unlink(missing_ok=True)
+    code, lines = compared(*runs[:2])
+    assert code == 2
+    assert "one/rounds.csv: is missing" in lines[0]
 
 
 def test_a_missing_value_differs_from_a_number_only():

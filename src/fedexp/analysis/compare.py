@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedexp.core.errors import ConfigError
 from fedexp.core.storage import load_npz
 from fedexp.rundir import files, origin
 from fedexp.rundir.identity import flatten
@@ -16,10 +17,15 @@ def compare_runs(one: Path, other: Path) -> tuple[list[str], list[str]]:
     """Return (differences of the results, differences of options, versions and machines).
 
     Each list has one line per difference. The results are all tables of the runs, without times,
-    and the partition of the first task. Raises ConfigError if a directory has no run or a file
-    cannot be read.
+    and the partition of the first task. Raises ConfigError if a directory has no run, a run has no
+    rounds.csv or a file cannot be read.
     """
     runs = require_run(one), require_run(other)
+    for run in runs:
+        if not run.has(files.ROUNDS):
+            raise ConfigError(
+                f"{run.directory / files.ROUNDS}: is missing, so nothing can be compared"
+            )
     found = []
     for name in files.TABLES:
         found += first_difference(name, *(run.read_table(name) for run in runs))
