@@ -1,6 +1,7 @@
 """Test the figures of sweeps: how runs are grouped, and which values are shown."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -252,6 +253,16 @@ def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     assert "the figures could not be drawn" in caplog.text
     assert main(["report", str(tmp_path)]) == 1
     assert main(["report", str(tmp_path), "--no-figures"]) == 0
+
+
+def test_page_has_no_comparison_that_is_older_than_a_run(tmp_path):
+    make_run(tmp_path, ["algorithm=fedavg"])
+    (tmp_path / "comparison.md").write_text("compared")
+    page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
+    assert "<p>compared</p>" in page
+    os.utime(tmp_path / "comparison.md", (1, 1))
+    page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
+    assert "compared" not in page
 
 
 def test_page_shows_text_of_the_runs_as_text(tmp_path):

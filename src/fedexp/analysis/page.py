@@ -1,6 +1,7 @@
 """index.html of a sweep: its tables as in table.md, then its figures and links to csv files."""
 
 import html
+import logging
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 from fedexp.analysis.sweep_figures import KINDS
 from fedexp.core import storage
 from fedexp.figures.pictures import picture_files
+from fedexp.rundir import files
 
+log = logging.getLogger("fedexp")
 PAGE = "index.html"
 TABLES = ("table.md", "comparison.md")  # what the page shows, in this order
 BAR = re.compile(r"(?<!\\)\|")  # between two cells, but not within text
@@ -22,11 +25,17 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     """Write index.html with the tables and figures in a sweep's directory. Return its path.
 
     written: the paths of the report. Figures of earlier reports are left out, since they may show
-    other runs.
+    other runs, and so is a table that is older than a run.
     """
     from jinja2 import Environment, FileSystemLoader
 
-    found = [directory / name for name in TABLES if (directory / name).exists()]
+    ended = [path.stat().st_mtime_ns for path in directory.glob(f"*/{files.SUMMARY}")]
+    found = []
+    for path in (directory / name for name in TABLES if (directory / name).exists()):
+        if path in written or path.stat().st_mtime_ns >= max(ended, default=0):
+            found.append(path)
+        else:
+            log.warning("%s: is older than a run, so %s does not show it", path, PAGE)
     texts = [to_html(path.read_text(encoding="utf-8")) for path in found]
     figures = {
         path.relative_to(directory).as_posix(): path.stem.replace("_", " ")
