@@ -111,6 +111,17 @@ def test_table_without_tasks_has_no_task_columns(tmp_path, capsys):
     assert capsys.readouterr().out == text
 
 
+def test_table_has_each_run_once(tmp_path):
+    """The directories overlap. One sweep has links to a run elsewhere and to one of the other."""
+    for name in ("all/a/x", "all/b/y", "z"):
+        make_run(tmp_path / name, algorithm=name[-1])
+    for name in ("z", "all/a/x"):
+        (tmp_path / "all/b" / f"linked_{name[-1]}").symlink_to(tmp_path / name)
+    given = [str(tmp_path / name) for name in ("all/a", "all", "all")]
+    assert main(["report", *given, "--out", str(tmp_path / "table")]) == 0
+    assert pd.read_csv(tmp_path / "table.csv")["algorithm"].tolist() == ["x", "y", "z"]
+
+
 def test_table_has_the_accuracies_after_each_task(tmp_path):
     make_run(tmp_path / "cfed", algorithm="cfed", **stream(0.9, 0.625, 0.5))
     columns, (row,) = table(tmp_path)

@@ -97,8 +97,14 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     check_layout(options)
     if options.out is None:
         return write_sweep_reports(options)
-    write_run_table(options.directories, options.out, options.metrics)
+    write_run_table(outermost(options.directories), options.out, options.metrics)
     return 0
+
+
+def outermost(directories: Sequence[Path]) -> list[Path]:
+    """Return each directory once, without those inside another one."""
+    found = {path.resolve(): path for path in directories}
+    return [path for real, path in found.items() if found.keys().isdisjoint(real.parents)]
 
 
 def check_layout(options: Namespace) -> None:

@@ -18,14 +18,19 @@ JOB = re.compile("_[0-9a-f]{8}$")  # end of the name of a job's directory, from 
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Return the run directories at or inside a directory, sorted by name."""
+    """Return the run directories at or inside a directory, sorted by name.
+
+    These are also links to run directories; other links are not followed. A run that is there by
+    several names is returned once.
+    """
     found = []
     for folder, folders, names in os.walk(directory):
         if not {*names, *folders}.isdisjoint(MARKS):
             found.append(Path(folder))
             folders.clear()
-        folders.sort()
-    return found
+        links = [path for name in folders if (path := Path(folder, name)).is_symlink()]
+        found += [path for path in links if any((path / name).exists() for name in MARKS)]
+    return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
 
 
 def job_directories(sweep: Path) -> list[Path]:
