@@ -213,10 +213,10 @@ def runtime_of(
 
     fixed: whether the features of an input never change, so that they may be stored.
     """
-    settings, dataset = built.settings, built.dataset
+    dataset = built.dataset
     heads = built.algorithm.heads(federation.tasks)
     # The augmentation of text draws the keys for dropout, which are always needed.
-    augments = dataset.augmentation.active and (settings.augment or dataset.kind == "text")
+    augments = dataset.augmentation.active and (built.settings.augment or dataset.kind == "text")
     runtime = ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
@@ -229,12 +229,7 @@ def runtime_of(
         seed=built.seeds.training,
     )
     check_reads(built.model, runtime)
-    # passes over the examples of a task; with less than one, storing the features costs more time
-    local, clients = built.local, settings.num_clients
-    epochs = local.epochs or (local.steps or 0) * local.batch_size * clients / len(data.y_train)
-    passes = built.scenario.rounds_per_task * settings.participation * epochs
-    stores = fixed and not augments and passes >= 1
-    return with_features(runtime) if stores else runtime
+    return with_features(runtime) if fixed and not augments else runtime
 
 
 def metrics_of(built: Built) -> Metrics:
