@@ -19,7 +19,9 @@ from fedexp.algorithms.plain import PlainClient
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative
 from fedexp.models.cnn import CNN
-from fedexp.testing import assert_equal, check
+from fedexp.rundir import checkpoint, files
+from fedexp.rundir.checkpoint import ClientStates
+from fedexp.testing import assert_equal, check, record
 from toy_federation import LOCAL, NOISE, TenClasses, make_simulation, play
 
 NORMED = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=None, batch_norm=True)
@@ -219,6 +221,36 @@ def test_hooks_prepare_what_fit_receives():
     for client, kept in clients.items():
         assert (kept["first"], kept["number"]) == (7, client)
         assert kept["counts"].tolist() == simulation.stages[0].federation.counts[client].tolist()
+
+
+class Forgetting(PlainClient):
+    """Clients begin with a note, and remove it in their first round."""
+
+    def client_init(self, params, federation):
+        return {"note": torch.tensor(1.0)}
+
+    def fit(self, model, loader, ctx):
+        ctx.message["had"] = torch.tensor(float("note" in ctx.kept))
+        ctx.kept.clear()
+        return read(loader)
+
+    def server_init(self, params, federation):
+        return super().server_init(params, federation) | {"had": torch.zeros(())}
+
+    def aggregate(self, server, messages, round):
+        return super().aggregate(server, messages, round) | {"had": messages["had"].sum()}
+
+
+def test_client_that_empties_its_state_keeps_none(tmp_path):
+    """All clients take part in each round. The empty states also reach the checkpoint."""
+    simulation = make_simulation(algorithm=Forgetting(), participation=1.0)
+    assert play(simulation, 1).server["had"] == 5
+    assert play(simulation, 2).server["had"] == 0
+    state = record(simulation, tmp_path)
+    saved = checkpoint.load(tmp_path).state["clients"]
+    for states in (state.clients, ClientStates(tmp_path / files.CLIENT_STATES, saved)):
+        assert dict(states) == {client: {} for client in range(5)}
+    assert not play(make_simulation(algorithm=PlainProx(mu=0.1)), 1).clients
 
 
 def test_vectorised_engine_is_refused_or_replaced():

@@ -127,8 +127,9 @@ class State:
         """
         self.server, self.round = result.server, result.round
         cohort = result.cohort.clients
-        kept = zip(cohort, result.client_states, strict=True)
-        self.clients.update({client: state for client, state in kept if state})
+        kept = zip(cohort, result.cohort.states, result.client_states, strict=True)
+        # an empty state replaces one that the client had
+        self.clients.update({client: new for client, old, new in kept if new or old})
         self.examples += result.examples
         self.train_seconds += result.seconds["train"]
         self.seconds += sum(result.seconds.values())
