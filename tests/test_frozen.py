@@ -158,9 +158,13 @@ def test_examples_that_are_left_out_of_several_parts_are_counted():
     assert simulation.left_out == {"clients": 1, "examples": 8}
 
 
-def test_the_refused_batch_size_is_the_given_one():
+@pytest.mark.parametrize("sizes", [(1, 3), (40,)], ids=["parts", "all examples"])
+def test_the_refused_batch_size_is_the_given_one(sizes):
+    """Also if one client has all 40 training examples."""
     local = replace(LOCAL, batch_size=100, drop_last=True)
     with pytest.raises(
         ConfigError, match=r"^local\.batch_size=100: no client has a complete batch"
     ):
-        make_simulation(sizes=(1, 3), local=local)
+        make_simulation(sizes=sizes, local=local)
+    complete = make_simulation(sizes=(40,), local=replace(local, batch_size=40))
+    assert complete.runtime.local.batch_size == 40

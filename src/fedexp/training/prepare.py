@@ -81,9 +81,11 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     hardware = fit_engine(built, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
-    # Batches are padded to the batch size, so limit it to the number of training examples.
+    # Batches are padded to the batch size, so limit it to the number of training examples. With
+    # `local.drop_last`, it stays larger, because a batch of all of them would be complete.
     given = built.local.batch_size
-    local = replace(built.local, batch_size=min(given, len(data.y_train)))
+    most = len(data.y_train) + (built.local.drop_last and algorithm.skips_batches)
+    local = replace(built.local, batch_size=min(given, most))
     built = replace(built, algorithm=algorithm, local=local)
     check_frozen(module)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
