@@ -268,6 +268,27 @@ class DrawnHooks(FedAvg):
         return new | {"params": {k: v + 1e-3 * drawn() for k, v in new["params"].items()}}
 
 
+class DrawnParams(FedAvg):
+    """The server adds parameters with random values, and each client keeps a copy of its own."""
+
+    def server_init(self, params, federation):
+        return {"params": params | {"extra": torch.full((3,), drawn())}}
+
+    def client_init(self, params, federation):
+        return {"extra": params["extra"]}
+
+    def objective(self, net, params, batch, ctx):
+        own = {name: value for name, value in params.items() if name != "extra"}
+        return super().objective(net, own, batch, ctx)
+
+
+def test_clients_begin_with_the_random_parameters_that_the_server_adds():
+    simulation = make_simulation(DrawnParams())
+    added = simulation.initial_state().server["params"]["extra"]
+    first = simulation.stages[0].federation
+    assert_close(simulation.first_client_state(simulation.algorithm, first)["extra"], added, 0)
+
+
 class DrawnModule(nn.Module):
     """A network whose initial values and training depend on global generators."""
 

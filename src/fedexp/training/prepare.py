@@ -41,7 +41,7 @@ from fedexp.training.model_fit import (
     pass_normalisation,
     with_features,
 )
-from fedexp.training.simulation import Simulation, Stage
+from fedexp.training.simulation import Simulation, Stage, first_server_state
 
 log = logging.getLogger("fedexp")
 
@@ -105,7 +105,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         runtime=runtime,
         engine=make_engine(hardware),
         metrics=metrics,
-        initial=algorithm.server_init(initial, first)["params"],
+        initial=first_server_state(algorithm, initial, first, built.seeds.training)["params"],
         initial_buffers=runtime.net.buffers(),
         mixes_examples=mixes_examples,
         cohorts=cohorts,

@@ -53,6 +53,15 @@ def class_counts(data: Data) -> np.ndarray:
     return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
 
+def first_server_state(
+    algorithm: FedAvg, params: Params, federation: Federation, seed: int
+) -> Tree:
+    """Return the result of the hook `server_init`, which draws the same numbers in each call."""
+    drawn = torch_seed(seed, "server_init")
+    with seeded(drawn), reading(algorithm, "server_init", {"params": params}):
+        return algorithm.server_init(params, federation)
+
+
 @dataclass(frozen=True)
 class Simulation:
     """All parts of a run that stay the same in all rounds, after they were checked and loaded."""
@@ -172,9 +181,8 @@ class Simulation:
 
     def initial_state(self) -> State:
         model = self.runtime.net.own(self.initial)
-        seed = torch_seed(self.seeds.training, "server_init")
-        with seeded(seed), reading(self.algorithm, "server_init", {"params": model}):
-            server = self.algorithm.server_init(model, self.stages[0].federation)
+        federation = self.stages[0].federation
+        server = first_server_state(self.algorithm, model, federation, self.seeds.training)
         server |= self.server_optimizer.begin(server["params"])
         records = {view: self.new_record(view) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, records)
