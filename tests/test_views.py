@@ -11,6 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.storage import write_json
 from fedexp.data.held_out import Validation
+from fedexp.data.resized_crop import ResizedCrop
 from fedexp.data.views import TEST_VIEWS, require_list
 from fedexp.engine.base import Shared
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -18,7 +19,7 @@ from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
 from fedexp.training.summary import summary_of
-from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
+from toy_federation import AUGMENTATION, ENGINES, NOISE, Noise, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -179,3 +180,34 @@ def test_invalid_views_are_rejected(views, words):
 def test_augmented_view_needs_augmentation():
     with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\].*augment=false"):
         make_simulation(test_views=BOTH, augment=False)
+
+
+class LargerTest(Noise):
+    """Test images with twice the height of the training images; both are cropped to 4 x 4."""
+
+    def read(self):
+        found = super().read()
+        return found | {"x_test": np.repeat(found["x_test"], 2, axis=1)}
+
+
+@pytest.mark.parametrize("view", ["plain", "augmented"])
+def test_test_images_of_another_size_are_cropped_in_their_own_size(view):
+    crop = ResizedCrop(
+        size=4,
+        base=None,
+        scale=(0.5, 1.0),
+        ratio=(0.5, 2.0),
+        flip=False,
+        test_size=4,
+        interpolation="bilinear",
+    )
+    dataset = LargerTest(**NOISE | {"augmentation": crop})
+    simulation = make_simulation(dataset=dataset, test_views=["plain", "augmented"])
+    runtime = simulation.runtime
+    draws = runtime.test_draws(view, 1)
+    server = simulation.initial_state().server
+    assert simulation.engine.evaluate(runtime, server, view, 1).examples == 20
+    if view == "augmented":
+        bottom, right = (draws[:, :2] + draws[:, 2:4]).amax(0).tolist()
+        assert 6 < bottom <= 12, "the training images have 6 x 6 pixels"
+        assert right <= 6

@@ -129,18 +129,25 @@ class Data(ABC):
         )
 
     def count_copies(self, numbers: np.ndarray) -> int:
-        """Return how many test examples equal one of the training examples `numbers`.
+        """Return how many test examples equal one of the training examples `numbers`."""
+        return int(self.find_copies(numbers).sum())
+
+    def find_copies(self, numbers: np.ndarray) -> np.ndarray:
+        """Return a mask of the test examples that equal a training example in `numbers`, bool [M].
 
         Inputs that stay on disk are not compared.
         """
+        none = np.zeros(len(self.y_test), bool)
         if not isinstance(self.x_train, torch.Tensor) or not isinstance(self.x_test, torch.Tensor):
-            return 0
+            return none
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:  # cropped images may differ in size
+            return none
         train, test = self.x_train.flatten(1).numpy(), self.x_test.flatten(1).numpy()
         places = np.linspace(0, test.shape[1] - 1, 64).astype(int)  # tell most examples apart
         parts = {row.tobytes() for row in test[:, places]}
         alike = [n for n in numbers if train[n, places].tobytes() in parts]
         known = {train[n].tobytes() for n in alike}
-        return sum(row.tobytes() in known for row in test)
+        return np.array([row.tobytes() in known for row in test])
 
     @abstractmethod
     def form(self) -> str:

@@ -245,7 +245,8 @@ class ClientRuntime:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
         rng = generator_for(self.seed, "augmented test", round)
-        draws = self.augmentation.draw(rng, len(self.data.y_test), *self.data.image_size)
+        height, width = self.data.x_test.shape[1:3]
+        draws = self.augmentation.draw(rng, len(self.data.y_test), height, width)
         return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "ClientRuntime":
