@@ -159,6 +159,17 @@ def test_surrogate_set_excludes_test_examples():
         assert not list(surrogate_problems(build(composed(alone, other, "dataset=mnist"))))
 
 
+def test_surrogate_set_with_another_split_of_the_same_data_is_refused():
+    """With the seed 1, 292 of the 360 test images are training images of the split with seed 0."""
+    lines = ["algorithm=cfed", "scenario=class_incremental", "scenario.split=null", "tracker=none"]
+    lines += ["partition=iid", "surrogate.dataset=digits", "dataset.split_seed=1", "rounds=1"]
+    with pytest.raises(ConfigError, match=r"^surrogate\.dataset=digits: 292 of the 360 test"):
+        prepare(build(composed(*lines)))
+    equal = "+surrogate.options.split_seed=1"
+    stages = prepare(build(composed(*lines, equal))).stages
+    assert len(stages[0].federation.unlabelled) == 1437
+
+
 def test_class_has_same_label_in_all_domains():
     """c0 and c1 are exchanged in the second data set. Labels 2 to 9, or other names, are
     accepted."""

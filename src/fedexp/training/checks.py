@@ -221,8 +221,7 @@ def surrogate_problems(built: Built) -> Iterator[str]:
             " surrogate.dataset=<data set>, such as caltech256 or weibo, or surrogate.fraction=0.1,"
             " which withholds a part of the training data"
         )
-    own = map(source_of, (built.dataset, *domains_of(scenario)))
-    if surrogate is None or source_of(surrogate) not in own:
+    if surrogate is None or not shares_source(built, surrogate):
         return
     why = ""
     if isinstance(scenario, MultiTask) and scenario.split is not None:
@@ -237,6 +236,12 @@ def surrogate_problems(built: Built) -> Iterator[str]:
             " surrogate examples; use surrogate.fraction=0.1, which withholds a part of the"
             " training data"
         )
+
+
+def shares_source(built: Built, surrogate: DataSource) -> bool:
+    """Return whether a surrogate set has the same source as a data set of the run."""
+    own = map(source_of, (built.dataset, *domains_of(built.scenario)))
+    return source_of(surrogate) in own
 
 
 def source_of(dataset: DataSource) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ from fedexp.metrics.domains import ByDomain
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.own_test import OwnTest
 from fedexp.metrics.personal import Personal
-from fedexp.training.checks import check_config, check_kept
+from fedexp.training.checks import check_config, check_kept, shares_source
 from fedexp.training.division import divide, load_data
 from fedexp.training.model_fit import (
     check_frozen,
@@ -69,7 +69,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     hardware.apply()
     data, stages = divide(built)
-    log_copies(data, stages)
+    check_copies(built, data, stages)
     first, clients = stages[0].federation, built.settings.num_clients
     tasks = len(first.tasks)
     rounds = built.scenario.rounds_per_task * tasks
@@ -121,14 +121,32 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     return simulation
 
 
-def log_copies(data: Data, stages: Sequence[Stage]) -> None:
-    """Log how many test examples are equal to examples that clients train on, if there are any."""
+def check_copies(built: Built, data: Data, stages: Sequence[Stage]) -> None:
+    """Log how many test examples are equal to examples that clients train on, if there are any.
+
+    Raises ConfigError if the surrogate set comes from a data set of the run, but contains test
+    examples, because other options divide it into training and test examples.
+    """
     parts = [part for stage in stages for part in stage.federation.parts]
+    total = f"{len(data.y_test):,}"
     if copies := data.count_copies(np.unique(np.concatenate(parts))):
         log.info(
             "dataset=%s: %s of the %s test examples are equal to training examples",
-            *(data.name, f"{copies:,}", f"{len(data.y_test):,}"),
+            *(data.name, f"{copies:,}", total),
         )
+    surrogate = built.surrogate.dataset
+    if surrogate is not None and shares_source(built, surrogate):
+        copied = data.find_copies(stages[0].federation.unlabelled)
+        # an image that a data set has in both parts is no sign of another division
+        copied &= ~data.find_copies(np.flatnonzero(data.y_train.numpy() >= 0))
+        if copies := int(copied.sum()):
+            raise ConfigError(
+                f"surrogate.dataset={surrogate.name}: {copies:,} of the {total} test examples are"
+                " surrogate examples, because the surrogate set is divided into training and test"
+                " examples by other options than the data set of the run; give surrogate.options"
+                " the same values, or use surrogate.fraction=0.1, which withholds a part of the"
+                " training data"
+            )
 
 
 def warn_of_unused(built: Built) -> None:
