@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedexp.config.build import build
-from fedexp.config.cohorts import Clients, Uniform
+from fedexp.config.cohorts import Clients, Cohorts, Uniform
 from fedexp.config.participation import Cyclic, Markov, PowerLaw, RoundRobin, Windows
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
@@ -125,6 +126,40 @@ def test_cohorts_of_a_file_may_have_different_sizes(tmp_path):
             result = play_round(simulation, state)
             assert list(result.cohort.clients) == read(path)[number]
             state.advance(result)
+
+
+class Planned(Cohorts):
+    """An own option whose plan the test gives."""
+
+    rounds: Any
+
+    def plan(self, clients: Clients) -> Any:
+        return self.rounds
+
+
+def test_own_plan_may_be_unordered_and_have_numpy_integers():
+    given = {1: np.array([3, 0]), 2: [2, 1], 3: [4]}
+    simulation = make_simulation(cohorts=Planned(rounds=given))
+    assert [sample(simulation, number) for number in (1, 2, 3)] == [[0, 3], [1, 2], [4]]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ([1, 1], "client 1 appears twice"),
+        ([1, 9], "client 9 must be an integer from 0 to 4"),
+        ([1.0], "client 1.0 must be an integer"),
+        (np.array([True, False]), 'client "True" must be an integer'),
+        ([], "has no client"),
+        (None, "is missing, but the run has 3 rounds"),
+    ],
+)
+def test_wrong_own_plan_is_rejected(second, words):
+    given = {1: [0], 2: second, 3: [0]}
+    if second is None:
+        del given[2]
+    with pytest.raises(ConfigError, match=f"^cohorts: plan of Planned: round 2:? {words}"):
+        make_simulation(cohorts=Planned(rounds=given))
 
 
 def test_resumed_run_keeps_cohorts():

@@ -210,6 +210,16 @@ def test_partition_example_sets_the_client_sizes(workplace: Path):
         assert json.loads(str(saved["info"]))["exponent_used"] == 1.0
 
 
+def test_law_of_participation_example_prefers_large_clients(workplace: Path):
+    shared = ["participation=0.05", "cohorts.exponent=100", "rounds=3"]  # one of 20 clients
+    done = follow(workplace, "cohorts", *shared, "hydra.run.dir=by_size")
+    assert done.returncode == 0, done.stderr
+    with np.load(workplace / "by_size" / "partition.npz") as saved:
+        largest = saved["sizes"].argmax()
+    clients = pd.read_csv(workplace / "by_size" / "clients.csv")
+    assert clients["client"].tolist() == [largest] * 3
+
+
 def test_model_example_trains(workplace: Path):
     done = follow(workplace, "model", "hydra.run.dir=perceptron", "model.freeze=[hidden]")
     assert done.returncode == 0, done.stderr

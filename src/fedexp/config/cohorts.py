@@ -7,7 +7,7 @@ other laws of participation are in participation.py.
 import csv
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -158,14 +158,7 @@ class Uniform(Cohorts):
         return sorted(rng.choice(clients.number, size, replace=False).tolist())
 
     def read(self, path: Path, clients: Clients) -> Rounds:
-        table = read_rounds(path)
-        for number in range(1, clients.rounds + 1):
-            if number not in table:
-                raise ConfigError(
-                    f"{path}: round {number} is missing, but the run has {clients.rounds} rounds"
-                )
-            check_clients(path, number, table[number], clients.number)
-        found = {number: sorted(table[number]) for number in range(1, clients.rounds + 1)}
+        found = check_plan(str(path), read_rounds(path), clients)
         sizes = {len(cohort) for cohort in found.values()}
         if len(sizes) == 1 and sizes != {clients.size}:
             size = min(sizes)
@@ -182,20 +175,36 @@ def draw_round(number: int, num_clients: int, size: int) -> list[int]:
     return sorted(drawn.tolist())
 
 
-def check_clients(path: Path, number: int, clients: list[Any], num_clients: int) -> None:
-    """Raise ConfigError unless a cohort has different clients from 0 to num_clients - 1."""
-    prefix = f"{path}: round {number}"
-    for client in clients:
-        if type(client) is not int or not 0 <= client < num_clients:
+def check_plan(where: str, plan: Mapping[int, Sequence[Any]], clients: Clients) -> Rounds:
+    """Return the cohorts of all rounds of a run, with clients in ascending order.
+
+    Raises ConfigError if a round is missing or has no client, or if a client is out of range or
+    appears twice. where: the origin of the plan, for the message.
+    """
+    for number in range(1, clients.rounds + 1):
+        if number not in plan:
             raise ConfigError(
-                f"{prefix}: client {json.dumps(client)} must be an integer from 0 to"
+                f"{where}: round {number} is missing, but the run has {clients.rounds} rounds"
+            )
+        check_clients(f"{where}: round {number}", plan[number], clients.number)
+    return {number: sorted(map(int, plan[number])) for number in range(1, clients.rounds + 1)}
+
+
+def check_clients(where: str, clients: Sequence[Any], num_clients: int) -> None:
+    """Raise ConfigError unless a cohort has different clients from 0 to num_clients - 1."""
+    for client in clients:
+        is_integer = isinstance(client, int | np.integer) and not isinstance(client, bool)
+        if not is_integer or not 0 <= client < num_clients:
+            raise ConfigError(
+                f"{where}: client {json.dumps(client, default=str)} must be an integer from 0 to"
                 f" {num_clients - 1} (num_clients={num_clients})"
             )
-    for client in clients:
-        if clients.count(client) > 1:
-            raise ConfigError(f"{prefix}: client {client} appears twice")
-    if not clients:
-        raise ConfigError(f"{prefix}: has no client")
+    given = [*clients]
+    for client in given:
+        if given.count(client) > 1:
+            raise ConfigError(f"{where}: client {client} appears twice")
+    if not given:
+        raise ConfigError(f"{where}: has no client")
 
 
 def read_rounds(path: Path) -> Rounds:

@@ -12,7 +12,7 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
-from fedexp.config.cohorts import Clients, Rounds, Uniform
+from fedexp.config.cohorts import Clients, Rounds, Uniform, check_plan
 from fedexp.config.settings import OWN, PERSONAL
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import seeded, torch_seed
@@ -164,8 +164,10 @@ def warn_of_unused(built: Built) -> None:
 def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | None:
     """Return the cohorts of all rounds, or None if they are drawn in each round."""
     size, seed = built.settings.cohort_size, built.seeds.sampling
-    cohorts = built.cohorts.plan(Clients(rounds, size, federation.counts, seed))
+    clients = Clients(rounds, size, federation.counts, seed)
+    cohorts = built.cohorts.plan(clients)
     if cohorts is not None:
+        cohorts = check_plan(f"cohorts: plan of {type(built.cohorts).__name__}", cohorts, clients)
         sizes = [len(cohort) for cohort in cohorts.values()]
         times = np.bincount(np.concatenate([*cohorts.values()]), minlength=federation.num_clients)
         log.info(
