@@ -140,6 +140,29 @@ class Loses(Drifting):
         return {"params": super().aggregate(server, messages, round)["params"]}
 
 
+class Stale(Drifting):
+    """Wrong: the clients are pulled to the initial model."""
+
+    def finish(self, net, params, data, ctx):
+        return {"params": params}, ctx.client
+
+
+class Unread(Drifting):
+    """Wrong: the last model is kept, but not used."""
+
+    def penalty(self, net, params, ctx):
+        return 0.0
+
+
+class Cheats(Drifting):
+    """Wrong: a client subtracts the mean of the test images."""
+
+    def finish(self, net, params, data, ctx):
+        state = super().finish(net, params, data, ctx)[1]
+        mean = data.runtime.data.x_test.double().mean()
+        return {"params": {k: v - 0.01 * mean for k, v in params.items()}}, state
+
+
 class Renames(Drifting):
     """Wrong: `aggregate` of FedAvg does not know the name."""
 
@@ -173,7 +196,7 @@ class Unused(PlainClient):
 
 def test_correct_algorithm_passes_the_check(recwarn):
     check(Drifting, zero=Drifting(pull=0.0))
-    assert not [each for each in recwarn if "has no effect" in str(each.message)]
+    assert not [each for each in recwarn if "Drifting: " in str(each.message)]
 
 
 @pytest.mark.usefixtures("one_engine")
@@ -185,6 +208,19 @@ def test_check_warns_of_options_without_effect():
         "local.lr",
         "weight",
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (Stale(), "Stale: no client changes its state last in three rounds; return the new one"),
+        (Unread(), "Unread: the states that clients keep have no effect in three rounds"),
+    ],
+)
+@pytest.mark.usefixtures("one_engine")
+def test_check_warns_of_client_states_without_effect(algorithm, words):
+    with pytest.warns(UserWarning, match=words):
+        check(algorithm, overrides=QUICK)
 
 
 @pytest.mark.slow
@@ -209,6 +245,7 @@ def test_correct_algorithm_passes_the_check_with_worker_processes():
         (First(), {}, "aggregate of First depends on the order of the clients"),
         (SendsBack(), {}, "SendsBack: two rounds of training do not change the model"),
         (Loses(), {}, "Loses: the server's state loses momentum in two rounds"),
+        (Cheats(), {}, "Cheats: training depends on the test examples; use only the data"),
         (Renames(), {}, "finish of Renames sends model, but aggregate of FedAvg needs params"),
         (Counts(), {}, "round 1, client [0-9], in finish of Counts: TypeError"),
         (

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import overrides as has_own
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import seeded
@@ -79,6 +80,7 @@ def check_algorithm(
         check_order(whole, state)
         state.advance(play_round(whole, state))
     check_effects(algorithm, initial, state, overrides)
+    check_client_states(simulation(rounds=3))
     if zero is not None:
         expected = play(simulation(rounds=3, of=FedAvg())).server["params"]
         found = play(simulation(rounds=3, of=zero)).server["params"]
@@ -92,6 +94,7 @@ def check_algorithm(
         what = "the run resumed after round 2 differs from the uninterrupted run"
         assert_equal(resumed.server, never_stopped.server, what=what)
         assert_equal(dict(resumed.clients), dict(never_stopped.clients), what=what)
+    check_test_data(simulation(rounds=2), state)
 
 
 def check_order(simulation: Simulation, state: State) -> None:
@@ -157,7 +160,51 @@ def check_effects(algorithm: FedAvg, initial: Tree, state: State, overrides: Seq
             warnings.warn(f"{name}: {key} has no effect in two rounds", stacklevel=2)
 
 
+def check_test_data(simulation: Simulation, state: State) -> None:
+    """Raise AssertionError if other test examples change what two rounds train.
+
+    state: the state after two rounds with the test examples of the simulation.
+    """
+    data = simulation.runtime.data
+    # a training image takes the place of all test images
+    images = data.x_train[torch.zeros(len(data.y_test), dtype=torch.int64)]
+    tested = replace(data, x_test=images, y_test=torch.zeros_like(data.y_test))
+    changed = replace(simulation, runtime=replace(simulation.runtime, data=tested))
+    other = play(changed, 2)
+    require(
+        equal([other.server, dict(other.clients)], [state.server, dict(state.clients)]),
+        f"{type(simulation.algorithm).__name__}: training depends on the test examples; use only"
+        " the data that a hook is given, such as data.batches() and round.public",
+    )
+
+
+def check_client_states(simulation: Simulation) -> None:
+    """Warn of states that clients keep, but that three rounds do not change or need."""
+    algorithm, state = simulation.algorithm, play(simulation)
+    name = type(algorithm).__name__
+    first = simulation.first_client_state(algorithm, simulation.stages[0].federation)
+    for key, value in first.items():
+        kept = [each.get(key) for each in state.clients.values()]
+        if tree.leaves(value) and all(equal(each, value) for each in kept):
+            text = f"{name}: no client changes its state {key} in three rounds; return the new one"
+            warnings.warn(f"{text} from finish", stacklevel=2)
+            return
+    if algorithm.tests_clients or has_own(algorithm, "personal_model"):
+        return
+    forgetful = simulation.initial_state()
+    for _ in range(3):
+        forgetful.advance(play_round(simulation, forgetful))
+        forgetful.clients.clear()
+    if first and equal(forgetful.server, state.server):
+        warnings.warn(
+            f"{name}: the states that clients keep have no effect in three rounds", stacklevel=2
+        )
+
+
 def equal(one: Any, other: Any) -> bool:
-    """Return whether all tensors in two trees are equal, within 1e-12."""
-    pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
-    return all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in pairs)
+    """Return whether two trees have equally many tensors, which are equal within 1e-12."""
+    mine, theirs = tree.leaves(one), tree.leaves(other)
+    return len(mine) == len(theirs) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-12)
+        for a, b in zip(mine, theirs, strict=True)
+    )
