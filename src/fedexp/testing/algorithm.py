@@ -59,9 +59,10 @@ def check_algorithm(
       as constants in the gradient, pass gradient=False to skip this check. A PlainClient has none,
       and is not trained by the vectorised engine.
     - A run that is resumed after round 2 and an uninterrupted run end with bit-identical states.
+    - Other test examples do not change what two rounds train.
 
     A warning names each of `local.epochs`, `local.lr` and the algorithm's numbers that has no
-    effect.
+    effect, and states of clients that never change or that have no effect.
     """
     config = configure(overrides)
 
