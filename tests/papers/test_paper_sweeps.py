@@ -8,8 +8,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedexp.analysis.sweep import expand, launches, normalise
+from fedexp.analysis.sweep import (
+    Block,
+    NamedSweep,
+    expand,
+    launches,
+    load_named_sweep,
+    normalise,
+)
 from fedexp.config.build import build
+from fedexp.config.options import conf_directories
 from fedexp.core.errors import ConfigError
 from fedexp_papers.cells import TABLES
 from fedexp_papers.sweeps import (
@@ -149,6 +157,49 @@ def test_overrides_restrict_or_extend_axes():
     ] == list(expand(new))
     with pytest.raises(ConfigError, match="no run of this sweep has"):
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
+
+
+SEEDS = ["seed=7", "seed=8", "seed=9"]
+AXES = {"algorithm": {"fedprox": {}}, "local.lr": {"0.1": {}, "0.2": {}}}
+
+
+def test_new_values_have_the_fixed_overrides_of_the_first_block():
+    """They are the protocol of the sweep: without them, a seed would be measured on other data."""
+    sweep = load_named_sweep("benchmark", conf_directories())
+    for method in ("fedavg", "fedcurv"):  # a method of the sweep, and another one
+        lines = launches(sweep, [f"algorithm={method}", "alpha=0.1", "seed=range(7,10)"])
+        new = [{*job} for line in lines for job in expand(line)]
+        assert all({f"algorithm={method}", "evaluate_on=test"} <= job for job in new)
+        assert sorted(each for job in new for each in job if "seed=" in each) == SEEDS
+    nova = jobs("fedntd_table1_clients", "algorithm=feddecorr")
+    assert all({"cohorts.draw=round", "partition.numpy_seed=19940817"} <= {*job} for job in nova)
+
+
+def test_overrides_of_a_replaced_option_are_left_out():
+    sweep = NamedSweep(name="own", blocks=(Block(AXES, ("algorithm.mu=1", "rounds=5")),))
+    old, new = launches(sweep, ["algorithm=fedprox,fedavg"])
+    assert "algorithm.mu=1" in old
+    assert new == ["algorithm=fedavg", "rounds=5", "local.lr=0.1,0.2"]
+
+
+def test_new_values_of_two_keys_are_combined():
+    """Runs with both were left out."""
+    seeds = {"0": {}, "1": {}}
+    sweep = NamedSweep(name="own", blocks=(Block(AXES | {"seed": seeds}, ("algorithm.mu=1",)),))
+    lines = launches(sweep, ["seed=1,2", "algorithm=fedprox,fedavg", "local.lr=0.1"])
+    found = sorted(sorted(job) for line in lines for job in expand(line))
+    assert found == sorted(
+        sorted([f"algorithm={name}", "local.lr=0.1", f"seed={seed}", *own])
+        for name, own in {"fedprox": ["algorithm.mu=1"], "fedavg": []}.items()
+        for seed in (1, 2)
+    )
+
+
+def test_value_of_an_axis_may_be_a_list():
+    """It was cut at its commas."""
+    sizes = {"[32,64]": {}, "[8]": {}}
+    sweep = NamedSweep(name="own", blocks=(Block({"model.hidden": sizes}, ("rounds=5",)),))
+    assert launches(sweep, ["model.hidden=[32,64]"]) == [["rounds=5", "model.hidden=[32,64]"]]
 
 
 def test_overrides_restrict_fixed_values():

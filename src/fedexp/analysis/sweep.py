@@ -72,6 +72,30 @@ class Block:
                 axes[key] = {value: axes[key][value] for value in known}
         return Block(axes, self.fixed)
 
+    def has_options(self, group: str) -> bool:
+        """Return whether the block sets an option of a group, such as `algorithm.mu`."""
+        keys = [*self.axes, *map(key_of, self.fixed)]
+        return any(key.startswith(f"{group}.") for key in keys)
+
+    def extended(
+        self, key: str, given: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]
+    ) -> "Block | None":
+        """Return the block with values of `key` that no block has.
+
+        The overrides of the former options of `key` are left out. given: key -> values of the new
+        block. new: those that no block has. Return None if, for any key, there is no value.
+        """
+        fixed = tuple(text for text in self.fixed if not key_of(text).startswith(f"{key}."))
+        axes = dict(self.axes)
+        for name, values in given.items():
+            known = self.values_of(name)
+            kept = [v for v in values if v in known or (name in axes and v in new[name])]
+            if not kept:
+                return None
+            if name in axes:
+                axes[name] = {value: axes[name].get(value, {}) for value in kept}
+        return Block(axes, fixed)
+
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
 
@@ -189,32 +213,47 @@ def launches(sweep: NamedSweep, overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each `--multirun` command that is needed to run the sweep.
 
     overrides: the overrides on the command line. If a key is an axis, the axis is restricted to the
-    given values. Given values that are not in any block are run with the other axes of the first
-    block that has the key. Any other key is set in all runs. Raises ConfigError if there is no
-    matching run.
+    given values. Given values that are not in any block are run with the other axes and the
+    overrides of the first block that has the key. Any other key is set in all runs. Raises
+    ConfigError if there is no matching run.
     """
     keys = sweep.keys
-    given = {
-        key: [normalise_value(each) for each in values.split(",")]
-        for key, values in map(split_override, overrides)
-        if key in keys
-    }
+    given = {key_of(text): values_of(text) for text in overrides if key_of(text) in keys}
     others = [text for text in overrides if split_override(text)[0] not in given]
     set_keys = set(map(key_of, others))
     others += [text for text in sweep.also if key_of(text) not in set_keys]
     blocks = [block.restricted(given) for block in sweep.blocks]
     lists = [block.arguments(others) for block in blocks if block]
-    for key, values in given.items():
-        new = [v for v in values if not any(v in block.values_of(key) for block in sweep.blocks)]
-        first = next(block for block in sweep.blocks if key in block.axes)
-        axes = {other: values for other, values in first.axes.items() if other != key}
-        rest = Block(axes, ()).restricted({k: v for k, v in given.items() if k != key})
-        if new and rest:
-            lists.append([*rest.arguments(others), f"{key}={','.join(new)}"])
+    lists += [block.arguments(others) for block in new_blocks(sweep.blocks, given)]
     if not lists:
         wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
         raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
     return lists
+
+
+def new_blocks(blocks: Sequence[Block], given: Mapping[str, Sequence[str]]) -> Iterator[Block]:
+    """Yield blocks of the given combinations in which at least one value is in none of the blocks.
+
+    given: key -> values. No two of the blocks have a common run.
+    """
+    known = {key: {v for block in blocks for v in block.values_of(key)} for key in given}
+    new = {key: [v for v in values if v not in known[key]] for key, values in given.items()}
+    left = dict(given)
+    # groups first, so that the options of a group are left out only for its new values
+    for key in sorted(given, key=lambda key: not any(block.has_options(key) for block in blocks)):
+        if new[key]:
+            left[key] = new[key]
+            extended = (block.extended(key, left, new) for block in blocks if key in block.axes)
+            yield from itertools.islice(filter(None, extended), 1)
+        left[key] = [value for value in given[key] if value in known[key]]
+
+
+def values_of(override: str) -> list[str]:
+    """Return the values that an override gives to its key in a multirun, such as `seed=0,1`."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    if not parsed.is_discrete_sweep():
+        return [normalise_value(split_override(override)[1])]
+    return [normalise_value(value) for value in parsed.sweep_string_iterator()]
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
