@@ -366,8 +366,10 @@ def test_a_seed_counts_once_over_several_settings(tmp_path):
     write_pairs(tmp_path, 8, 2)
 
     def rows():
-        found = differences(tidy(own_jobs(tmp_path)), ["accuracy"], "fedavg")
-        return found[found["method"] == "fedntd"], tabulate(found, "fedavg")[0].table
+        every = tidy(own_jobs(tmp_path))
+        found = differences(every, ["accuracy"], "fedavg")
+        sections = tabulate(found, "fedavg", every["setting"].unique())
+        return found[found["method"] == "fedntd"], sections[0].table
 
     found, shown = rows()
     assert found["setting"].tolist() == [OVERALL, "digits lda alpha=0", "digits lda alpha=1"]
@@ -385,6 +387,19 @@ def test_a_seed_counts_once_over_several_settings(tmp_path):
     found, shown = rows()
     assert found["difference"].tolist() == pytest.approx([0.45 / 8, 0.04, 0.065])
     assert shown.loc["FedNTD", OVERALL].iloc[0].endswith(", n=8 (15 of 16 pairs), p=0.016")
+
+
+def test_setting_without_the_baseline_is_a_gap_of_all_settings(tmp_path):
+    """FedNTD has eight pairs with alpha=0. Without FedAvg, it has none with alpha=1."""
+    write_pairs(tmp_path, 8, 2)
+    for run in own_jobs(tmp_path):
+        if {"alpha=1", "algorithm=fedavg"} <= {*run.overrides}:
+            shutil.rmtree(run.directory)
+    every = tidy(own_jobs(tmp_path))
+    found = differences(every, ["accuracy"], "fedavg")
+    shown = tabulate(found, "fedavg", every["setting"].unique())[0].table.loc["FedNTD"]
+    assert shown[OVERALL].iloc[0] == "+4.50 [2.45, 6.55], n=8 (8 of 16 pairs), p=0.016"
+    assert [setting for setting, _ in shown.index] == [OVERALL, "alpha=0"]
 
 
 def test_correlated_settings_do_not_make_chance_significant():

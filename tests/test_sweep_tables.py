@@ -75,6 +75,37 @@ def test_longest_of_equal_runs_counts(identities, tmp_path):
     assert "Not in the tables: run0 has the " in (tmp_path / "table.md").read_text()
 
 
+def test_runs_that_are_evaluated_on_other_sets_are_not_averaged(tmp_path):
+    """`evaluate_on` decides what `best_accuracy` and the rounds to targets mean."""
+    for seed, on in enumerate(["both", "test", None]):
+        options = ["validation.fraction=0.1", *([f"evaluate_on={on}"] if on else [])]
+        make_run(tmp_path, [*options, f"seed={seed}"], [0.5, 0.6], seed=seed)
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    table = pd.read_csv(tmp_path / "table.csv")
+    methods = [f"fedavg{text}" for text in ("", " evaluate_on=both", " evaluate_on=test")]
+    assert sorted(table["method"]) == methods
+    assert table["n"].tolist() == [1, 1, 1]
+
+
+def test_report_names_runs_of_a_setting_with_other_data_or_metrics(tmp_path, caplog):
+    """They are averaged, since their options are equal, but not without a word."""
+    usual, changed = {"arrays": "aa 1"}, {"arrays": "bb 1"}
+    for seed, sums in enumerate([usual, usual, changed]):
+        make_run(tmp_path, [f"seed={seed}"], [0.5], seed=seed, checksums=sums)
+    xi = "forgetting_metric.degree.xi"
+    make_run(tmp_path, ["seed=3", f"{xi}=0.1"], [0.5], seed=3, checksums={"arrays": "aa 2"})
+    make_run(tmp_path, ["seed=4", f"{xi}=0.2"], [0.5], seed=4)
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    lines = [
+        "Not comparable in cifar10 p: data (arrays) is aa, but bb in run2",
+        f"Not comparable in cifar10 p: {xi} is 0.1, but 0.2 in run4",
+    ]
+    text = (tmp_path / "table.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("Not comp")] == lines
+    assert [f"{tmp_path}: {line}" for line in lines] == caplog.messages
+    assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [5]
+
+
 def test_report_without_a_finished_run_fails(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.groups import differing_values
+from fedexp.analysis.groups import differing_values, measured_values
 from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
 from fedexp.analysis.naming import differing, displayed, names
 from fedexp.metrics.forgetting_metric import main_columns
@@ -184,6 +184,27 @@ def describe_others(sweep: Path) -> list[str]:
         f"Not in the tables: {run.directory.name} {reason}"
         for run, reason in other_runs(sweep).items()
     ]
+
+
+def describe_mixed(table: pd.DataFrame) -> list[str]:
+    """Return one line for each setting and value in which its numbers are not comparable.
+
+    table: see `tidy`.
+    """
+    lines = []
+    for setting, runs in table.groupby("setting", sort=False)["run"]:
+        values = [measured_values(run) for run in runs]
+        for key in sorted({key for each in values for key in each}):
+            found: dict[Any, list[str]] = {}
+            for run, each in zip(runs, values, strict=True):
+                if key in each:
+                    found.setdefault(each[key], []).append(run.directory.name)
+            (usual, _), *others = sorted(found.items(), key=lambda item: -len(item[1]))
+            lines += [
+                f"Not comparable in {setting}: {key} is {usual}, but {value} in {', '.join(names)}"
+                for value, names in others
+            ]
+    return lines
 
 
 def describe_replaced(sweep: Path) -> list[str]:

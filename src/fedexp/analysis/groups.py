@@ -14,9 +14,9 @@ from fedexp.rundir.identity import flatten, result_values
 from fedexp.rundir.reader import RunDirectory
 
 TESTED = ("test_views", "evaluate", "forgetting_metric", "analysis")
-# Prefixes of keys in which the runs of a group may differ. The precision may follow from the
-# hardware; one that the overrides set is in the names of runs.
-WITHIN = ("seed", "hardware", *TESTED)
+# Nodes in which the runs of a group may differ. The precision may follow from the hardware; one
+# that the overrides set is in the names of runs.
+WITHIN = ("seed", "seeds", "hardware", *TESTED)
 Values = dict[str, Any]  # by dotted key
 
 
@@ -27,7 +27,23 @@ def group_values(run: RunDirectory) -> Values:
 
 
 def chosen(values: Values) -> Values:
-    return {key: hashable(value) for key, value in values.items() if not key.startswith(WITHIN)}
+    return {k: hashable(value) for k, value in values.items() if k.partition(".")[0] not in WITHIN}
+
+
+def measured_values(run: RunDirectory) -> Values:
+    """Return what decides whether the numbers of two runs of a setting are comparable.
+
+    These are the checksums of the data, and the options and versions of metrics. They are not in
+    `group_values`, since a run may lack them.
+    """
+    metrics = {
+        key: hashable(value)
+        for key, value in (run.identity or {}).items()
+        if key.startswith("forgetting_metric.")
+    }
+    sums = run.summary.get("checksums") or {}
+    # further words are those of surrogate sets, which depend on the seed
+    return metrics | {f"data ({key})": text.split()[0] for key, text in sums.items() if text}
 
 
 def is_stopped(run: RunDirectory) -> bool:

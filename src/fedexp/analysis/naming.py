@@ -15,7 +15,7 @@ from fedexp.rundir.identity import FREE
 from fedexp.rundir.reader import RunDirectory
 
 # Prefixes of overrides that do not appear in names. hardware.precision changes results.
-UNNAMED = (*FREE, "seed", "hydra", "hardware=", *TESTED)
+UNNAMED = (*FREE, "seed", "hydra", "hardware=", *(f"{key}{end}" for key in TESTED for end in "=."))
 NAMED_GROUPS = (
     "experiment=",
     "dataset=",

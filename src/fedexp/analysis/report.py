@@ -14,6 +14,7 @@ from fedexp.analysis.appendix import describe_sweep
 from fedexp.analysis.frame import (
     describe_earlier,
     describe_left_out,
+    describe_mixed,
     describe_others,
     describe_replaced,
     describe_states,
@@ -152,23 +153,23 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     """
     sweep = find_sweep(directory, [*conf_directories(), *config_folders(directory)])
     runs = select_runs(jobs)
-    left_out = [*describe_left_out(jobs), *describe_replaced(directory)]
-    for line in left_out:
+    every = tidy(runs)
+    notes = [*describe_left_out(jobs), *describe_replaced(directory), *describe_mixed(every)]
+    for line in notes:
         log.warning("%s: %s", directory, line)
     if not runs:
         return []
-    every = tidy(runs)
     table, shown = means(every), [make_table(every, asked)]
     baseline = find_baseline(every["method"].unique(), asked.baseline)
     compared = differences(every, shown_metrics(every, asked), baseline)
-    compared_text = tabulate(compared, baseline)
+    compared_text = tabulate(compared, baseline, every["setting"].unique())
     shown += compared_text
     if sweep is not None and sweep.choose:
         shown.append(choose_values(table, main_keys(every)[0]))
     of_tasks = average_tasks(every)
     shown += task_sections(of_tasks)
-    left_out += describe_others(directory)  # which `own_jobs` has logged
-    lines = [describe_states(jobs), describe_earlier(directory, every), *left_out]
+    notes += describe_others(directory)  # which `own_jobs` has logged
+    lines = [describe_states(jobs), describe_earlier(directory, every), *notes]
     if sweep is not None:
         lines.insert(0, sweep.title)
     head = f"# {layout.markdown_text(directory.absolute().name)}\n"

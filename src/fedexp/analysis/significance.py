@@ -148,11 +148,14 @@ def holm(values: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
-    """Return the section of a report with the differences, or [] without two pairs of runs."""
+def tabulate(found: pd.DataFrame, baseline: str, settings: Iterable[str]) -> list[Section]:
+    """Return the section of a report with the differences, or [] without two pairs of runs.
+
+    settings: all settings of the sweep, of which some may have no pair.
+    """
     if found.empty or found["n"].max() < 2:
         return []
-    settings = [name for name in found["setting"].unique() if name != OVERALL]
+    settings = ordered(settings)
     shown = displayed(differing(settings)) if len(settings) > 1 else [""]
     heads = {OVERALL: OVERALL} | dict(zip(settings, shown, strict=True))
     texts = pd.Series(
