@@ -254,6 +254,16 @@ def test_report_removes_what_a_killed_report_has_left(tmp_path):
     assert not table.exists()
 
 
+def test_name_of_the_table_of_all_runs_may_have_dots(tmp_path, capsys):
+    """It was cut at the last one, and the table of alpha=0.5 replaced that of alpha=0.1."""
+    make_run(tmp_path / "sweep" / "run", algorithm="fedavg")
+    for name in ("alpha0.1", "alpha0.5.csv", "runs.md"):
+        assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / name)]) == 0
+    assert "alpha0.5.csv\n" in capsys.readouterr().out
+    files = [f"{name}{end}" for name in ("alpha0.1", "alpha0.5", "runs") for end in (".csv", ".md")]
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == sorted(files)
+
+
 def test_report_of_a_run_has_the_results_of_every_client(tmp_path, capsys):
     """The personal model is the global one. A client's accuracy is the mean of the class accuracies
     with the shares of its classes."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf, open_dict
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.cli.search import open_study, options_of, space_of
 from fedexp.config.settings import Stop
 from fedexp.core.errors import ConfigError
@@ -246,6 +247,14 @@ def test_study_of_another_experiment_is_rejected(tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"contains a study of .*, not of .*; choose another"):
             opened(tmp_path, *overrides, **more)
+
+
+def test_study_is_not_continued_with_another_version_of_a_class(tmp_path, monkeypatch):
+    """Its trials would have numbers of the old code."""
+    opened(tmp_path)
+    monkeypatch.setattr(FedAvg, "version", 2, raising=False)
+    with pytest.raises(ConfigError, match=r"contains a study of .*, not of .*"):
+        opened(tmp_path)
 
 
 def test_study_is_not_continued_with_other_choices_or_another_scale(tmp_path):

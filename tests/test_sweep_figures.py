@@ -55,6 +55,16 @@ def methods(setting):
     return {method.name: len(method.runs) for method in setting.methods}
 
 
+def test_figures_of_settings_with_other_letters_have_names_of_their_own(tmp_path):
+    for path in ("a/b", "a_b"):
+        for method in ("fedavg", "fedntd"):
+            make_run(tmp_path, [f"partition.path={path}", f"algorithm={method}"])
+    names = [name for name, _ in draw_sweep.sweep_pictures(own_jobs(tmp_path))]
+    assert len(names) == len(set(names)) == 6
+    start = "digits_lda_partition.path=a_b"
+    assert {f"{start}_curves", f"{start}_curves_2"} <= {*names}
+
+
 def test_runs_are_grouped_by_setting_and_method(tmp_path):
     """Overrides of all runs are in the title only. rounds=5 is a separate setting."""
     for experiment in ("fedntd/cifar10_s2", "fedntd/mnist_s2"):

@@ -1,6 +1,7 @@
 """Draw the figures of a sweep. Each function takes the runs of a setting and returns a Figure."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,9 +36,12 @@ SPREAD = "mean ± standard\ndeviation"
 
 def sweep_pictures(runs: Sequence[RunDirectory]) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield (name, drawing function) for each figure whose data the finished runs contain."""
+    used = Counter[str]()
     for setting in settings(runs):
         for name, draw in pictures(setting):
-            yield slug(f"{setting.name}_{name}"), partial(draw, setting)
+            file = slug(f"{setting.name}_{name}")
+            used[file] += 1  # settings may differ only in other characters
+            yield f"{file}_{used[file]}" if used[file] > 1 else file, partial(draw, setting)
 
 
 def pictures(setting: Setting) -> Iterator[tuple[str, Callable[[Setting], Figure]]]:

@@ -12,7 +12,7 @@ from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.means_table import Layout, shown_metrics
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import remove_leftovers, write_texts
+from fedexp.core.storage import display_path, remove_leftovers, write_texts
 from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.rundir import jobs
 from fedexp.rundir.reader import RunDirectory
@@ -91,9 +91,12 @@ def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[st
         for name in table
     }
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
-    contents = {out.with_suffix(".csv").name: csv(table), out.with_suffix(".md").name: text}
-    remove_leftovers(write_texts(out.parent, contents))
+    name = out.name.removesuffix(".csv").removesuffix(".md")
+    paths = write_texts(out.parent, {f"{name}.csv": csv(table), f"{name}.md": text})
+    remove_leftovers(paths)
     print(text, end="")
+    for path in paths:
+        print(f"  {display_path(path)}")
 
 
 def format_cell(name: str, value: Any, digits: int) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.core.utils import JobReturn
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from optuna import distributions, samplers
 from optuna.trial import TrialState
@@ -27,7 +28,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
 from fedexp.engine.ranks.world import keeping_ranks
-from fedexp.rundir.identity import digest, result_values
+from fedexp.rundir.identity import digest, flatten, result_values
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
@@ -138,6 +139,13 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return space, fixed
 
 
+def class_versions(values: dict[str, Any]) -> dict[str, int]:
+    """Return the `version` of each class in a configuration that has another one than 1."""
+    targets = {k: v for k, v in flatten(values).items() if k.rpartition(".")[2] == "_target_"}
+    versions = {key: getattr(get_class(path), "version", 1) for key, path in targets.items()}
+    return {key: version for key, version in versions.items() if version != 1}
+
+
 def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> optuna.Study:
     """Load or create the study in the sweep's directory and set its sampler.
 
@@ -145,7 +153,8 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
     """
     directory, options = Path(config.hydra.sweep.dir), options_of(config)
     direction = direction_of(objective, config.get("objective_direction"))
-    others = digest(result_values(resolve(without_hydra(config))))[:8]
+    values = resolve(without_hydra(config))
+    others = digest(result_values(values) | class_versions(values))[:8]
     name = f"{direction} {objective} over {' '.join(sorted(space))}, other options {others}"
     directory.mkdir(parents=True, exist_ok=True)
     for known in optuna.get_all_study_names(store_of(directory)):
