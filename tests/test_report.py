@@ -108,7 +108,8 @@ def test_table_without_tasks_has_no_task_columns(tmp_path, capsys):
         == "| digits | none | lda | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |"
         " 2.00 | 2.00 | 1.00 |"
     )
-    assert capsys.readouterr().out == text
+    paths = "".join(f"  {tmp_path / name}\n" for name in ("table.csv", "table.md"))
+    assert capsys.readouterr().out == text + paths
 
 
 def test_table_has_each_run_once(tmp_path):
