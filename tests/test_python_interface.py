@@ -506,6 +506,12 @@ def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
     )
 
 
+def test_evaluate_refuses_a_run_without_a_global_model(tmp_path, capsys):
+    fedexp.run([*SMALL, "rounds=1", "algorithm=local_only"], directory=tmp_path / "run")
+    assert main.main(["evaluate", str(tmp_path / "run"), "--device=cpu"]) == 2
+    assert "LocalOnly has no global model; it saves the initial one" in capsys.readouterr().err
+
+
 def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list[str]) -> list[str]:
     """Write a tree of grey images, and return the overrides that name it."""
     from PIL import Image

@@ -100,6 +100,19 @@ def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):
     assert "parts" not in summary_of(tmp_path / "run")
 
 
+def test_evaluate_rejects_changed_images(fedexp, tmp_path):
+    """Unless they are given as another data set."""
+    write_images(tmp_path / "photos", 10, 5, suffix="bmp")
+    given = (*PHOTOS, "dataset.root=photos", "test_per_client=0.5", "hydra.run.dir=run")
+    fedexp.done(*given, "dataset.train_splits=[train,test]")
+    before = fedexp.done("evaluate", "run").out
+    change(min((tmp_path / "photos/test").rglob("*.bmp")))
+    said = fedexp.rejected("evaluate", "run").err
+    assert "run: the data of image_folder have changed since the run (checksum " in said
+    of_photos = [each for each in given if each.startswith("dataset")]
+    assert fedexp.done("evaluate", "run", *of_photos).out != before
+
+
 def test_unchanged_data_need_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2

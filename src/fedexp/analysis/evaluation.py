@@ -22,7 +22,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, default_torch
 from fedexp.engine.resolved import Resolved
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
-from fedexp.rundir import files
+from fedexp.rundir import files, origin
 from fedexp.rundir.reader import RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -62,9 +62,15 @@ def evaluate_run(
     """Evaluate a saved model of a run.
 
     number: the round of the model, or None for the last saved round. device: auto, cpu, cuda or
-    cuda:<number>. Raises ConfigError if the data set does not suit the model.
+    cuda:<number>. Raises ConfigError if the data set does not suit the model, or if the run has no
+    global model.
     """
     module, kept, parts = load_network(run, number, tested.data_dir)
+    if parts.algorithm.tests_clients:
+        raise ConfigError(
+            f"{run.directory}: {type(parts.algorithm).__name__} has no global model; it saves the"
+            " initial one"
+        )
     if tested.dataset is None:
         data = load_own_data(run, parts)
     else:
@@ -103,11 +109,12 @@ def load_own_data(run: RunDirectory, parts: Parts, whole: bool = False) -> Data:
     """Return the run's own data, with all of its tasks and the complete test part.
 
     If clients held out the test set, it is made of the training examples that partition.npz names.
-    Raises ConfigError if the data set does not have them.
+    Raises ConfigError if the data set does not have them, or if it has changed since the run.
 
     whole: whether to return the complete training part instead of a single training example.
     """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
+    require_unchanged(run, found.data)
     data, held_out = found.data, torch.from_numpy(run.partitions[0].test)
     if len(held_out):
         if int(held_out.max()) >= len(data.y_train):
@@ -117,6 +124,17 @@ def load_own_data(run: RunDirectory, parts: Parts, whole: bool = False) -> Data:
             )
         data = data.with_test_from_training(held_out)
     return data if whole else drop_training_part(data)
+
+
+def require_unchanged(run: RunDirectory, data: Data) -> None:
+    """Raise ConfigError if the data set differs from that of the run's last rounds."""
+    known = origin.read(run.directory)["parts"][-1]["data"]["arrays"]
+    # a surrogate data set adds a checksum at the end
+    if not f"{known} ".startswith(f"{data.checksum} "):
+        raise ConfigError(
+            f"{run.directory}: the data of {data.name} have changed since the run (checksum {known}"
+            f" in the run, {data.checksum} now); restore the original data"
+        )
 
 
 def drop_training_part(data: Data) -> Data:
@@ -165,7 +183,6 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
     The data consist of one black image that has the size and normalisation of the run's images.
     """
     from fedexp.data.datasets import Dataset
-    from fedexp.rundir import origin
 
     shape = origin.read(run.directory)["shape"]
     source = parts.dataset
