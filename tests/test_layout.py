@@ -54,7 +54,7 @@ def imported(path):
 
 # Purposes whose keys have the number of a task, except the first: client 0 of the second task has
 # the validation stream of client 1 of the first one. This stays, since runs would change.
-WITH_TASK = {"shared", "validation", "public", "partition"}
+WITH_TASK = {"shared", "validation", "public", "partition", "assign"}
 
 
 def purposes(package):

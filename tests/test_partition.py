@@ -62,7 +62,7 @@ def split(
     return Partition.build(dealt.parts, labels, classes, dealt.info, test=test)
 
 
-def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> Partition:
+def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0, key=()) -> Partition:
     """Divide the examples of one task, with a public set that is not balanced."""
     labels = np.asarray(labels)
     classes = int(labels.max()) + 1
@@ -78,7 +78,25 @@ def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> 
         public=Public(fraction=public, balanced=False),
         validation=Validation(fraction=0.0, per_client=False),
     )
-    return make_task_partition(built, data, task, ())
+    return make_task_partition(built, data, task, key)
+
+
+class Global(Partitioner):
+    """A user's partition that calls NumPy's global generator."""
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        drawn = np.random.permutation(len(labels))  # noqa: NPY002
+        return np.array_split(drawn, num_clients), {}
+
+
+def test_numbers_from_global_generators_differ_in_each_task():
+    labels = balanced()
+    first, again, second, third = (
+        of_task(Global(), labels, 5, key=key).parts for key in ((), (), (1,), (2,))
+    )
+    assert all(map(np.array_equal, first, again))
+    for one, other in ((first, second), (first, third), (second, third)):
+        assert not np.array_equal(one[0], other[0])
 
 
 def check(partition: Partition, labels: np.ndarray, clients: int, covers: bool):

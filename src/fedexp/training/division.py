@@ -237,7 +237,7 @@ def make_task_partition(
     labels = np.searchsorted(classes, every_label)
     public = draw_public(built, labels[numbers], len(classes), key)
     public, allowed = numbers[public], np.delete(numbers, public)
-    parts, test, info = deal(built, data, allowed, public, labels, len(classes), rng)
+    parts, test, info = deal(built, data, allowed, public, labels, len(classes), rng, key)
     clients = np.full(len(every_label), -1, np.int64)
     for client, own in chain(enumerate(parts), enumerate(test)):
         clients[own] = client
@@ -267,12 +267,14 @@ def deal(
     labels: np.ndarray,
     num_classes: int,
     rng: np.random.Generator,
+    key: tuple[int, ...],
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, Any]]:
     """Return each client's training examples and test examples, and facts about both.
 
     allowed: the examples that clients may have. A partition with global indices is checked instead:
     none of its examples may be public or a surrogate example. labels: of all training examples,
-    from 0 to num_classes - 1.
+    from 0 to num_classes - 1. key: as in `make_task_partition`, for a partition that draws from
+    global generators.
     """
     partitioner, settings = built.partition, built.settings
     dealt_from = np.arange(len(labels))
@@ -280,7 +282,7 @@ def deal(
     if not partitioner.has_global_indices:
         dealt_from = allowed
         owners = None if owners is None else owners[allowed]
-    with seeded(torch_seed(built.seeds.partition, "assign")):
+    with seeded(torch_seed(built.seeds.partition, "assign", *key)):
         parts, test, info = partitioner.deal(
             labels[dealt_from],
             settings.num_clients,
