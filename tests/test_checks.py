@@ -573,6 +573,7 @@ def test_data_set_passes_the_check():
         (images(owners=LABELS[:8] - 1), "owners has the number -1; must be at least 0"),
         (images(test_owners=LABELS[8:] + 0.5), "test_owners is float64; must be integers"),
         (images(ownrs=LABELS[:8]), r"returns ownrs, which .*\(nearest: 'owners'\); it uses x_"),
+        (images(validation=LABELS[:2]), "returns validation, but the data set has no dataset.val"),
         (images(train_domains=LABELS[:8]), "returns train_domains, but Images.has_domains is F"),
         (images(kind=OfDomains, domains=["a"]), "returns domains, but OfDomains.has_domains is Tr"),
         (images(kind=OfDomains, **TWO_DOMAINS), "train_domains has the number 2; must be less tha"),

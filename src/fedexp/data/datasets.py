@@ -126,9 +126,9 @@ class Dataset(DataSource):
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`,
-        `validation` and `domains` with `train_domains` and `test_domains` are optional. Any other
-        name is refused.
+        Shapes and types are those of the fields of ImageData. The arrays `owners`, `test_owners`
+        and `domains` with `train_domains` and `test_domains` are optional, and so is `validation`
+        with a field `validation_splits` that is set. Any other name is refused.
         """
 
     def load(self) -> ImageData:
@@ -189,7 +189,12 @@ class Dataset(DataSource):
         yield from self.mismatches(arrays)
 
     def mismatches(self, arrays: Arrays) -> Iterator[str]:
-        """Yield which arrays do not fit to each other."""
+        """Yield which arrays do not fit to each other or to the options."""
+        if arrays.get("validation") is not None and not getattr(self, "validation_splits", None):
+            yield (
+                "`read` returns validation, but the data set has no dataset.validation_splits;"
+                " leave validation out, and set validation.fraction"
+            )
         sizes = [[*arrays[name].shape[1:3]] for name in ("x_train", "x_test")]
         if sizes[0] != sizes[1] and self.crop is None:
             yield (
