@@ -51,6 +51,22 @@ def test_reduced_example_loss_is_rejected(engine):
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
 
 
+class Levels(FedAvg):
+    """An option with a list, such as `levels: [0.5, 1]` in yaml. Clients have two roles."""
+
+    levels: list[float]
+
+    def roles(self, federation, clients, rng):
+        return [replace(self, levels=self.levels[k % 2 :]) for k in range(len(clients))]
+
+
+@pytest.mark.parametrize("engine", PAIR)
+def test_algorithm_with_a_list_trains(engine):
+    found = play(make_simulation(Levels(levels=[0.5, 1.0]), engine=engine), 1)
+    expected = play(make_simulation(FedAvg(), engine=engine), 1)
+    assert_close(found.server, expected.server)
+
+
 class Averaged(FedAvg):
     change: Any
 

@@ -231,15 +231,18 @@ class Exchange:
     def train(self, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
         """Train a cohort. Clients with the same role are trained together."""
         runtime, engine = self.simulation.runtime, self.simulation.engine
-        positions: dict[FedAvg, list[int]] = {}
-        for position, role in enumerate(cohort.roles):
-            positions.setdefault(role, []).append(position)
+        # a list, because the fields of a role may not be hashable
+        distinct: list[FedAvg] = []
+        for role in cohort.roles:
+            if role not in distinct:
+                distinct.append(role)
         gather = Gather(cohort)
-        for role, chosen in positions.items():
+        for role in distinct:
             lr = role.local_lr(self.simulation.lr_at(self.number))
             shared = Shared(role, runtime, sent, lr)
-            if len(positions) == 1:
+            if len(distinct) == 1:
                 return engine.train(shared, cohort, evaluate_local)
+            chosen = [position for position, each in enumerate(cohort.roles) if each == role]
             gather.add(chosen, engine.train(shared, cohort.take(chosen), evaluate_local))
         return gather.result()
 
