@@ -248,6 +248,18 @@ def test_scenario_with_the_partition_by_domain_is_refused(pacs):
         fedexp.run([*RUN, *GIVEN, "scenario=class_incremental"])
 
 
+def test_tasks_of_classes_with_a_validation_set_train(pacs):
+    """The tasks have the examples in another order than the domains of the data set."""
+    options = ["scenario=class_incremental", "scenario.num_tasks=3", "scenario.split=[0.8,0,0.2]"]
+    options += ["validation.fraction=0.2", "evaluate_on=both", "rounds=3", "partition=iid"]
+    options += ["num_clients=2", "scenario.rounds_per_task=1", "dataset.test_fraction=0.5"]
+    given = [each for each in RUN if not each.startswith("min_size")]
+    run = fedexp.run([*given, *FOLDER, *options])
+    assert run.summary["rounds"] == 3
+    data = divide(build(composed(*FOLDER, *options)))[0]
+    assert (data.domains, data.train_domains, data.test_domains) == ((), None, None)
+
+
 def test_folder_without_test_fraction_is_refused(pacs):
     with pytest.raises(ConfigError, match=r"dataset\.test_fraction=None: must be a number below 1"):
         build(composed(*FOLDER, "dataset.test_fraction=null")).dataset.load()

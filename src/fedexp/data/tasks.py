@@ -296,7 +296,7 @@ def assemble(
 ) -> TaskSequence:
     """Return the TaskSequence that consists of the given tasks.
 
-    like: data from which all other attributes are copied.
+    like: data from which all other attributes are copied, except owners and domains.
     x, y: inputs [n, ...] and labels int [n] from `pool_examples`.
     parts: indices of the (training, evaluation) examples of each task.
     names: name of each task.
@@ -322,7 +322,12 @@ def assemble(
         test_tasks=torch.from_numpy(
             np.repeat(np.arange(len(parts)), [len(held) for _, held in parts])
         ),
+        # they number the examples of the data set in its own order
         owners=None,
+        test_owners=None,
+        domains=(),
+        train_domains=None,
+        test_domains=None,
     )
     numbers = [np.arange(start, stop) for start, stop in pairwise(edges)]
     return TaskSequence(
