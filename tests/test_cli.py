@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import fedexp
 from fedexp.cli import main
 from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
+from fedexp.config.composition import composed
 from fedexp.config.options import conf_directories, list_groups, list_options
 from fedexp.config.removed import REMOVED
 from fedexp.core import packages
@@ -143,3 +145,12 @@ def test_removed_working_directory_is_one_message(tmp_path, monkeypatch, capsys)
         capsys.readouterr().err
         == "fedexp: the working directory has been removed; change to an existing directory\n"
     )
+
+
+@pytest.mark.parametrize("name", ["2026_01", "1e3", "007", "1.50", "2026"])
+def test_paths_that_are_numbers_keep_their_spelling(name):
+    keys = ("hydra.run.dir", "hydra.sweep.dir", "resume", "data_dir", "+surrogate.options.root")
+    with composed([*(f"{key}={name}" for key in keys), "rounds=1_000"]) as config:
+        for key in keys:
+            assert str(OmegaConf.select(config, key.lstrip("+"))) == name
+        assert config.rounds == 1000

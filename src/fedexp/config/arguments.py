@@ -11,7 +11,7 @@ from fedexp.config.options import (
     known_keys,
     list_groups,
 )
-from fedexp.config.overrides import FORCED, assigned_values, key_of, with_quoted_letters
+from fedexp.config.overrides import FORCED, assigned_values, key_of, with_quoted_names
 from fedexp.core.errors import ConfigError, nearest, reject_password
 from fedexp.core.private.hydra_internals import get_args_parser
 
@@ -39,7 +39,7 @@ def hydra_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) -> l
         key, _, value = text.partition("=")
         reject_password(key, value)
         if key not in OF_SWEEPER:
-            written.append(text if text.startswith("-") else with_quoted_letters(text))
+            written.append(text if text.startswith("-") else with_quoted_names(text))
         elif not in_sweep:
             raise ConfigError(f"{text}: needs --multirun")
         elif SEARCH in arguments:

@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 FILES = ("data_dir", "root", "path", "weights")  # keys of paths to data
+DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "resume")  # keys of directories of runs
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 # texts that Hydra's grammar reads without quotes; NAME: the same with letters of any alphabet
 UNQUOTED = re.compile(r"[\w./:~+-]+", re.ASCII)
@@ -26,11 +27,28 @@ def quoted(text: str) -> str:
     return QuotedString(text, Quote.single).with_quotes()
 
 
-def with_quoted_letters(override: str) -> str:
-    """Quote a name with letters such as é or 数, as in `resume=été`, for Hydra's grammar."""
+def with_quoted_names(override: str) -> str:
+    """Quote a name that Hydra's grammar rejects or reads as another one.
+
+    These are names with letters such as é or 数, as in `resume=été`, and names of files that are
+    also numbers: `data_dir=2024_05` would be the directory 202405.
+    """
     key, _, value = override.partition("=")
-    needs_quotes = NAME.fullmatch(value) and not UNQUOTED.fullmatch(value)
-    return f"{key}={quoted(value)}" if needs_quotes else override
+    has_letters = NAME.fullmatch(value) and not UNQUOTED.fullmatch(value)
+    return f"{key}={quoted(value)}" if has_letters or is_numeric_path(override) else override
+
+
+def is_numeric_path(override: str) -> bool:
+    """Return whether an override gives a path as a number that is written in another form."""
+    key = key_of(override)
+    if key not in DIRECTORIES and key.rpartition(".")[2] not in FILES:
+        return False
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    value = None if parsed.is_sweep_override() else parsed.value()
+    return type(value) in (int, float) and str(value) != override.partition("=")[2]
 
 
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
