@@ -19,7 +19,7 @@ from fedexp.config.values import make
 from fedexp.core.errors import ConfigError, require
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
-from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
+from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.metrics.record import Record
 from fedexp.testing import record
 from fedexp.trackers.base import Callback, Callbacks, Tracker
@@ -299,6 +299,13 @@ def test_metric_cannot_use_a_reserved_name(metric, file, options):
     message = rf"forgetting_metric: {file}\..* already has a value named {name}; rename"
     with pytest.raises(ConfigError, match=message):
         check_result_names(make_simulation(forgetting_metric=metric, **options))
+
+
+def test_metrics_cannot_share_a_name_in_trackers():
+    """W&B kept the value of only one of them."""
+    message = "forgetting_metric: F and forgetting would both be forgetting/F in W&B; rename yours"
+    with pytest.raises(ConfigError, match=message):
+        Metrics([BackwardTransfer(), declares("F")])
 
 
 def test_metrics_of_two_classes_cannot_share_a_name():

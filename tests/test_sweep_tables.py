@@ -106,6 +106,15 @@ def test_report_names_runs_of_a_setting_with_other_data_or_metrics(tmp_path, cap
     assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [5]
 
 
+def test_seeds_of_one_purpose_are_shown(tmp_path):
+    for seed in (0, 1):
+        seeds = {"partition": 0, "sampling": 0, "training": seed}
+        make_run(tmp_path, [f"seeds.training={seed}"], [0.5], seed=0, seeds=seeds)
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
+    (shown,) = pd.read_csv(tmp_path / "table.csv", dtype=str)["seeds"]
+    assert shown == "0 partition=0,sampling=0,training=1"
+
+
 def test_report_without_a_finished_run_fails(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err

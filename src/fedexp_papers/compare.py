@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis.frame import describe_left_out, describe_replaced, select_runs, tidy
+from fedexp.analysis.frame import (
+    describe_left_out,
+    describe_mixed,
+    describe_replaced,
+    select_runs,
+    tidy,
+)
 from fedexp.analysis.layout import all_markdown, csv, markdown_text
 from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
@@ -81,13 +87,15 @@ def write_comparison(
     jobs: all jobs of the sweep. runs: the finished runs that count.
     """
     table = readings.join_readings(sweep, directory)
-    left_out = [*describe_left_out(jobs), *describe_replaced(directory)]
+    every = tidy(runs)
+    notes = [*describe_left_out(jobs), *describe_replaced(directory), *describe_mixed(every)]
     head = make_heading(sweep, table)
-    head += "".join(f"\n{markdown_text(line)}\n" for line in left_out)
+    head += "".join(f"\n{markdown_text(line)}\n" for line in notes)
     text = all_markdown(readings.report_sections(sweep, table))
+    targets = all_markdown(describe_targets(every))
     contents = {
         "comparison.csv": csv(table),
-        "comparison.md": f"{head}\n{text}\n{describe_targets(tidy(runs))}",
+        "comparison.md": f"{head}\n{text}\n## Rounds to target\n\n{targets}",
     }
     return storage.write_texts(directory, contents)
 

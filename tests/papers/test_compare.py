@@ -197,6 +197,9 @@ def test_suspect_and_reduced_cells_are_marked(tmp_path):
     assert "50.00¹? (0.50?) [55.59 (0.31)]" in text
     assert "20.00¹~ (0.50~) [40.14 (0.59)]" in text
     assert "Other protocols (`~`): `rounds=1`." in text
+    targets = text.partition("\n## Rounds to target\n")[2]
+    assert "| participation=0.3 SCAFFOLD | 0.475 | 1 | 1 | 1 | - | - | - |" in targets
+    assert "Section" not in text, "the representation of an object"
 
 
 def test_marks_tell_the_strict_tolerance_from_wider_ones():

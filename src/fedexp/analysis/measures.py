@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedexp.analysis.naming import natural_key
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.metrics.forgetting_metric import FORGETTING
 from fedexp.metrics.own_test import OWN_ACCURACY
@@ -74,15 +75,23 @@ def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     If a run was resumed with another commit or on other hardware, both are included.
     """
     known = list(summaries)
-    seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
+    seeds = {describe_seed(each) for each in known if each.get("seed") is not None}
     parts = [part for each in known for part in parts_of(each)]
     commits = {str(part["commit"])[:7] for part in parts if part.get("commit")}
     machines = {describe_machine(part["hardware"]) for part in parts if part.get("hardware")}
     return {
-        "seeds": " ".join(map(str, sorted(seeds))),
+        "seeds": " ".join(sorted(seeds, key=natural_key)),
         "commits": " ".join(sorted(commits)),
         "hardware": "; ".join(sorted(machines)),
     }
+
+
+def describe_seed(summary: Mapping[str, Any]) -> str:
+    """Return the seed of a run, or `partition=0,sampling=0,training=1` if its seeds differ."""
+    seeds = summary.get("seeds") or {}
+    if {*seeds.values()} <= {summary["seed"]}:
+        return str(summary["seed"])
+    return ",".join(f"{purpose}={seed}" for purpose, seed in sorted(seeds.items()))
 
 
 def parts_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:

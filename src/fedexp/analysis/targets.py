@@ -24,8 +24,8 @@ WHAT_A_IS = (
     " deviation over the seeds that reached the target."
 )
 WHAT_SPEEDUPS_ARE = (
-    " Speed-ups are relative to FedAvg; `-`: at least one seed diverged or never reached the"
-    " target."
+    " Speed-ups are relative to FedAvg, to the fastest one if a setting has several; `-`: at least"
+    " one seed diverged or never reached the target."
 )
 
 

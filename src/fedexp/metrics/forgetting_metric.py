@@ -414,6 +414,15 @@ class Metrics:
                         f"forgetting_metric: {type(each).__name__} and {owners[name].__name__} both"
                         f" declare {name}; rename it in your metric"
                     )
+        columns = [quantity for each in members for quantity in each.columns.values()]
+        shown: dict[str, str] = {}
+        for quantity in (*OF_ROUNDS, *OF_TASKS, *columns):
+            other = shown.setdefault(quantity.tracked, quantity.name)
+            if other != quantity.name:
+                raise ConfigError(
+                    f"forgetting_metric: {quantity.name} and {other} would both be"
+                    f" {quantity.tracked} in W&B; rename yours"
+                )
         self.needs_local = any(each.needs_local for each in members)
         for each in members if not self.needs_local else ():
             if names := client_names(each):
