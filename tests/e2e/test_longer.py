@@ -31,6 +31,22 @@ def test_extended_run_equals_longer_run(fedexp, tmp_path):
     assert summary_of(tmp_path / "run")["identity"] == origin["identity"] != whole["identity"]
 
 
+def test_resumed_run_may_switch_its_figures_on_and_off(fedexp, tmp_path):
+    """The run was started with figures=false, which SMALL has."""
+
+    def figures_of_resumed(*options):
+        fedexp.done("resume=run", *options)
+        found = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["figures"]
+        return found["draw"], found["format"], len(list(tmp_path.glob("run/figures/*.svg")))
+
+    fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
+    assert figures_of_resumed("figures=false", "rounds=2") == (False, ["png"], 0)
+    on = ("figures.draw=true", "figures.format=[svg]", "rounds=3")
+    drawn, form, count = figures_of_resumed(*on)
+    assert (drawn, form, count > 0) == (True, ["svg"], True)
+    assert figures_of_resumed("figures=false", "rounds=4")[:2] == (False, ["svg"])
+
+
 METRIC = """
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 

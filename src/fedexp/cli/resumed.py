@@ -4,7 +4,7 @@ The configuration is read from the run directory, which may come from another pe
 only values: it cannot call resolvers, and `fedexp.config.values` decides which classes it may name.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedexp.config.overrides import (
 )
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.figures.pictures import PNG, as_node
 from fedexp.rundir import files, origin
 from fedexp.rundir.identity import flatten
 from fedexp.training.job import Job
@@ -42,6 +43,8 @@ def resumed_job(job: Job) -> Job:
         )
     stored = read_config(directory / files.CONFIG)
     choices = stored.pop("choices", {})
+    # the run may have been started with figures=false
+    stored["figures"] = asdict(PNG) | as_node(stored.get("figures", True))
     place = Path(origin.read(directory)["directory"])  # which relative paths refer to
     moved = with_new_paths(
         stored, lambda path: str(place / path) if (place / path).exists() else path
@@ -101,6 +104,9 @@ def typed_values(job: Job) -> dict[str, Any]:
         for key, _ in assigned_values(text):
             if key != "resume":
                 found[key] = OmegaConf.select(job.config, key)
+    if isinstance(draw := found.get("figures"), bool):
+        del found["figures"]
+        found["figures.draw"] = draw
     return {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in found.items()
