@@ -31,6 +31,20 @@ def test_extended_run_equals_longer_run(fedexp, tmp_path):
     assert summary_of(tmp_path / "run")["identity"] == origin["identity"] != whole["identity"]
 
 
+def test_rounds_beside_rounds_per_task_are_refused_for_a_longer_run(fedexp, tmp_path):
+    """Without tasks, too, scenario.rounds_per_task is the number of rounds."""
+    per_task = ("rounds=4", "scenario.rounds_per_task=2")
+    late = fedexp(*RUN, *per_task, "schedule.classes={3: {3: 0}}", "hydra.run.dir=late")
+    assert late.code == 2
+    assert "a change is scheduled for round 3, but the run has only 2 rounds" in late.err
+    fedexp.done(*RUN, *per_task, "hydra.run.dir=run")
+    answer = fedexp("resume=run", "rounds=6")
+    assert answer.code == 2
+    assert "rounds=6: has no effect, because scenario.rounds_per_task=2 is" in answer.err
+    fedexp.done("resume=run", "scenario.rounds_per_task=3")
+    assert summary_of(tmp_path / "run")["rounds"] == 3
+
+
 def test_resumed_run_may_switch_its_figures_on_and_off(fedexp, tmp_path):
     """The run was started with figures=false, which SMALL has."""
 

@@ -361,12 +361,12 @@ def schedule_problems(built: Built) -> Iterator[str]:
     schedule, scenario = built.schedule, built.scenario.name
     if not schedule.rounds:
         return
-    schedule.check_rounds(built.settings.rounds)
     if scenario != "none":
         yield (
             "schedule: can only be used with scenario=none, because the tasks of"
             f" scenario={scenario} already change the data"
         )
+    schedule.check_rounds(built.scenario.rounds_per_task)
     if not schedule.partition:
         return
     if built.algorithm.paradigm == "centralized":

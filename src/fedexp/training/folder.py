@@ -141,12 +141,18 @@ class RunFolder:
     def _check_extension(self, changed: Sequence[str]) -> None:
         """Raise ConfigError if the run cannot be extended. changed: the keys that differ."""
         before, rounds, last = self.origin["values"], self.values.get("rounds"), self.run.last_round
+        played = self.built.scenario.rounds_per_task  # the number of rounds of a run with one task
         problem = ""
         if not {*changed}.isdisjoint(LENGTH):
             schedule = before.get("local.schedule")
             if find_task_partitions(self.directory):
                 problem = "a run with several tasks cannot be given more rounds"
-            elif last is not None and isinstance(rounds, int) and rounds <= last:
+            elif "rounds" in changed and played != rounds:
+                problem = (
+                    f"has no effect, because scenario.rounds_per_task={played} is the run's number"
+                    " of rounds; give this key instead"
+                )
+            elif last is not None and played <= last:
                 problem = f"must be greater than {last}, the last completed round"
             elif schedule in SCHEDULES_OVER_ALL_ROUNDS:
                 problem = (
@@ -156,7 +162,8 @@ class RunFolder:
         if self.run.diverged:
             problem = "the run has diverged"
         if problem:
-            raise ConfigError(f"resume={self.directory}: rounds={rounds}: {problem}")
+            given = rounds if "rounds" in changed else played
+            raise ConfigError(f"resume={self.directory}: rounds={given}: {problem}")
 
     def _require_planned(self) -> None:
         """Raise ConfigError if a job has other values than those by which its sweep named it.
