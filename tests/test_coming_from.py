@@ -4,6 +4,7 @@ export them, and runs on the result."""
 import json
 import pickle
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition
+from fedexp.data.pfllib import PFLlib
 from fedexp.training.checks import test_problems as overlaps_of
 from fedexp.training.division import divide
 from quick_runs import SMALL
@@ -72,6 +74,15 @@ def loaded(*overrides):
 
 
 # --- PFLlib
+
+
+def test_folders_of_clients_do_not_replace_each_other_in_the_cache(here, exported, monkeypatch):
+    shutil.copytree(here / "clients", here / "others")
+    for root in ("clients", "others"):
+        loaded(f"dataset.root={root}")
+    monkeypatch.setattr(PFLlib, "read_clients", lambda *_: pytest.fail("not from the cache"))
+    for root in ("clients", "others", "./clients"):
+        loaded(f"dataset.root={root}")
 
 
 @pytest.mark.parametrize(("channels", "mean", "std"), [(1, 0.5, 0.5), (3, 0.5, 0.5), (3, 0.0, 1.0)])

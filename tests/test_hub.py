@@ -1,5 +1,6 @@
 """Data sets of Hugging Face; tested if the optional package is installed (fedexp[huggingface])."""
 
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from PIL import Image
 
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
-from fedexp.data.huggingface import encode_labels
+from fedexp.data.huggingface import HuggingFaceImages, encode_labels
 from fedexp.data.partitioned import Partition
 from test_datasets import load
 
@@ -200,6 +201,19 @@ def test_labels_of_separately_encoded_splits_replace_a_cached_entry(datasets, tm
         data = load("huggingface", tmp_path, f"dataset.path='{tmp_path / 'saved'}'")
         assert [data.classes[k] for k in data.y_train] == ["apple", "lime", "sky"]
         assert [data.classes[k] for k in data.y_test] == ["sky", "lime"]
+
+
+def test_data_sets_and_splits_do_not_replace_each_other_in_the_cache(
+    datasets, tmp_path, monkeypatch
+):
+    path, _ = images(datasets, tmp_path)
+    other = shutil.copytree(path, tmp_path / "other")
+    chosen = [[f"dataset.path='{path}'"], [f"dataset.path='{other}'"]]
+    chosen.append([*chosen[0], "dataset.test_split=train"])
+    for _ in range(2):
+        for options in chosen:
+            load("huggingface", tmp_path, *options)
+        monkeypatch.setattr(HuggingFaceImages, "_images", None)  # then from the cache
 
 
 @pytest.mark.parametrize(

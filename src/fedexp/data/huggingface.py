@@ -244,6 +244,9 @@ class HuggingFaceImages(Hub, Dataset):
             content += [f"test classes {names}"]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
         options |= {} if self.owner is None else {"owner": self.owner}
+        # entries of other data sets stay in the cache
+        splits = [self.train_split, self.test_split]
+        options |= {"path": self.path, "subset": self.subset, "splits": splits}
         arrays = load_cached(self.data_dir, self.name, content, options, build)
         owner = self.owner
         return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}

@@ -16,7 +16,7 @@ import numpy as np
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import load_npz, read_mapping
-from fedexp.data.cache import Arrays, SourceFile, load_cached, make_arrays, stamps
+from fedexp.data.cache import Arrays, SourceFile, load_cached, make_arrays, relative, stamps
 from fedexp.data.datasets import AnyChannels
 from fedexp.data.image_files import MODES
 
@@ -44,7 +44,8 @@ class PFLlib(AnyChannels):
         train, test = self.files()
         config = Path(self.root, "config.json")
         files = map(SourceFile.of, (config, *train, *test))
-        options = {"mean": list(self.mean), "std": list(self.std)}
+        root = relative(self.root, self.data_dir)
+        options = {"root": root, "mean": list(self.mean), "std": list(self.std)}
         build = partial(self.read_clients, train, test)
         return load_cached(self.data_dir, self.name, stamps(files, self.data_dir), options, build)
 
