@@ -245,3 +245,35 @@ def test_options_of_presets_may_have_no_effect():
     with pytest.raises(ConfigError, match=r"only has an effect with local.schedule=cosine"):
         check_used(values, ["local={lr: 0.1, lr_min: 0.01}"])
     check_used(values, ["stop.metric=null", "local.momentum=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("options", "unused", "needed"),
+    [
+        (
+            ["scenario=class_incremental", "scenario.classes=[[0,1],[2]]"],
+            ["scenario.num_tasks=2", "scenario.shuffle_classes=true"],
+            "scenario.classes=null",
+        ),
+        (["scenario=class_stream"], ["scenario.replay_policy=reservoir"], "scenario.replay=5"),
+        (["dataset=image_folder"], ["dataset.split_seed=1"], "dataset.test_fraction=0.2"),
+    ],
+)
+def test_typed_option_of_a_group_without_effect_is_rejected(options, unused, needed):
+    def check(*more):
+        values = OmegaConf.to_container(composed(*options, *more), resolve=True)
+        check_used(values, [*options, *unused, *more])
+
+    with pytest.raises(ConfigError) as error:
+        check()
+    assert [line.partition("=")[0] for line in str(error.value).splitlines()] == [
+        each.partition("=")[0] for each in unused
+    ]
+    assert needed.partition("=")[0] in str(error.value)
+    check(needed)
+
+
+def test_options_of_own_data_sets_are_not_judged():
+    """An own data set may have `split_seed` without `test_fraction`."""
+    values = {"dataset": {"_target_": "own.Photos", "split_seed": 1}}
+    check_used(values, ["dataset.split_seed=1"])

@@ -17,14 +17,15 @@ from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
 from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, VALIDATION
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.rundir.identity import value_of
+from fedexp.rundir.identity import flatten, value_of
 from fedexp.rundir.objective import check_objective, direction_of
 from fedexp.training.callbacks import patience_view
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
 SET = ("surrogate.dataset", "surrogate.fraction")
 # Options that only some runs use. Each maps to conditions of the form `key=value`, or `key` for a
-# key that must be set. The option has an effect if at least one of its conditions holds.
+# key that must be set. The option has an effect if at least one of its conditions holds. It is not
+# judged in a run without the key of its first condition, as with a data set of the user's own.
 USED_WITH: Mapping[str, tuple[str, ...]] = {
     "local.step_rounds": ("local.schedule=step",),
     "local.lr_min": ("local.schedule=cosine",),
@@ -49,6 +50,10 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "stop.metric": ("stop.patience",),
     "objective_direction": ("objective", "validation.fraction", "dataset.validation_splits"),
     "dataset.augmentation.padding_mode": ("dataset.augmentation.crop_padding",),
+    "dataset.split_seed": ("dataset.test_fraction",),
+    "scenario.num_tasks": ("scenario.classes=null",),
+    "scenario.shuffle_classes": ("scenario.classes=null",),
+    "scenario.replay_policy": ("scenario.replay",),
 }
 
 
@@ -63,8 +68,14 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
     Raises ConfigError if an option has no effect.
     """
     assigned = dict(pair for text in typed for pair in assigned_values(text))
+    known = flatten(values)
     # a mapping such as local.rates is assigned by its keys
-    keys = [key for key in USED_WITH if any(f"{each}.".startswith(f"{key}.") for each in assigned)]
+    keys = [
+        key
+        for key, conditions in USED_WITH.items()
+        if any(f"{each}.".startswith(f"{key}.") for each in assigned)
+        and conditions[0].partition("=")[0] in known
+    ]
     wrong = [
         f"{key}={value_of(values, key)}: this option only has an effect with"
         f" {' or '.join(USED_WITH[key])}"
@@ -89,6 +100,8 @@ def holds(values: Mapping[str, Any], condition: str) -> bool:
     """
     key, equals, wanted = condition.partition("=")
     value = value_of(values, key)
+    if wanted == "null":
+        return value is None
     return str(value) == wanted if equals else bool(value)
 
 
