@@ -242,7 +242,8 @@ class HuggingFaceImages(Hub, Dataset):
         content = [str(split._fingerprint) for split in (train, test)] + [f"classes {classes}"]
         if (names := list_names(test, label)) != list_names(train, label):
             content += [f"test classes {names}"]
-        options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
+        options: dict[str, Any] = {"channels": self.channels, "size": self.size}
+        options |= {"column": column, "label": label}
         options |= {} if self.owner is None else {"owner": self.owner}
         # entries of other data sets stay in the cache
         splits = [self.train_split, self.test_split]
