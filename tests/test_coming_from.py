@@ -20,6 +20,7 @@ from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition
 from fedexp.data.pfllib import PFLlib
+from fedexp.rundir.identity import flatten
 from fedexp.training.checks import test_problems as overlaps_of
 from fedexp.training.division import divide
 from quick_runs import SMALL
@@ -327,7 +328,8 @@ def test_defaults_on_the_page_are_those_of_the_program():
     digits = re.search(r"\(digits: (.*?)\)", text, re.DOTALL)[1]
     for dataset, part in (("pfllib", columns), ("cifar10", columns), ("digits", digits)):
         config = composed(f"dataset={dataset}", "tracker=none")
-        values = dict(re.findall(r"`([a-z_.]+)=([^`]+)`", part))
-        assert len(values) >= 3
-        found = {key: str(OmegaConf.select(config, key)) for key in values}
-        assert found == values
+        values = OmegaConf.from_dotlist(re.findall(r"`([a-z_.]+=[^`]+)`", part))
+        written = flatten(OmegaConf.to_container(values))
+        assert len(written) >= 3
+        found = {key: OmegaConf.select(config, key) for key in written}
+        assert found == written
