@@ -293,7 +293,7 @@ def test_engines_agree_on_kept_optimizers(algorithm, engines):
         state.advance(play_round(simulation, state))
 
 
-@one_of_each_kind("row", first_of_each_class(SHIPPED))
+@one_of_each_kind("row", first_of_each_class(SHIPPED, CONTINUAL))
 def test_each_algorithm_keeps_the_optimizer_or_refuses(row):
     algorithm = row.make()
     if why := algorithm.fresh_optimizer:

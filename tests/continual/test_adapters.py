@@ -15,7 +15,7 @@ from fedexp.algorithms import optimizers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.testing import set_up_client, train
-from fedexp.training.rounds import play_round
+from fedexp.training.rounds import begin_task, play_round
 from fedexp_continual.algorithms.grams import damp, merge_down
 from fedexp_continual.algorithms.lorm import LoRM, merge_up
 from fedexp_continual.algorithms.pilora import CENTERS, PILoRA, prototype_weights
@@ -255,6 +255,15 @@ def test_lorm_server_update_in_second_task_equals_a_plain_loop():
     for name in ("classifier.weight", "classifier.bias"):
         assert torch.equal(server["local"][name][:2], before["local"][name][:2])
         assert torch.equal(server["params"][name], server["local"][name])
+
+
+def test_lorm_counts_the_statistics_of_a_task_once():
+    """Also if no message arrives in the next task, which leaves the state of the server as it is."""
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted())
+    state = play(simulation, 2)
+    once = begin_task(simulation, state.server, 3)
+    assert_close(once["grams"], state.server["latest"])
+    assert_close(begin_task(simulation, once, 3)["grams"], once["grams"])
 
 
 def test_change_of_the_first_task_is_b_a_also_where_an_input_is_always_0():

@@ -124,6 +124,10 @@ def test_proxy_server_sends_the_best_model_of_the_task():
     assert not begun.keys() & {"best", "score", "prototypes"}
     assert "asks" in simulation.algorithm.broadcast(begun)
     assert "asks" not in broadcast(simulation, state)
+    # no message arrived in the whole task
+    alone = {name: each for name, each in given.items() if name not in ("best", "score")}
+    old = begin_task(simulation, alone, 3)["old"]
+    assert_close(old, state.server["params"] | state.server["buffers"])
 
 
 # --- FedCBDR

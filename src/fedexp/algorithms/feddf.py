@@ -7,7 +7,7 @@ Eq. (1) and Algorithm 1. Starting from the average w = sum_k p_k w_k, the server
 mini-batches of public images x, without their labels, and minimises
     min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ).
 The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, and
-the student runs in train mode.
+the student runs in train mode (textcnn without dropout).
 
 The settings are those of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` =
 10,000 steps of batches of 128, and gradients clipped at norm 5. The student is evaluated on

@@ -38,6 +38,7 @@ class NewAdapters(NewClasses):
     """
 
     own_step = "its server builds the tested model from the adapters of all tasks"
+    fresh_optimizer = "each task starts with new adapters"
     inputs = ("images",)
     needs_features = True
     needs_head = True

@@ -24,9 +24,9 @@ summary of the paper was available. The default gamma = 0.1 is taken from ACIL's
 The server uses only a client's first message in each task, so use rounds=1 participation=1. Clients
 send float64 numbers.
 
-The model has all C outputs from the start; the output of a class without examples is 0. As in every
-run, a last batch with a single example is skipped if the model has batch norm. Examples that
-`scenario.replay` keeps are counted again in each later task. The training loss is reported as 0.
+The model has all C outputs from the start; the output of a class without examples is 0. Examples
+that `scenario.replay` keeps are counted again in each later task. The training loss is reported as
+0.
 """
 
 import torch

@@ -93,7 +93,9 @@ class GLFC(Exemplars):
     proxy: bool
 
     def begin_task(self, server: Tree, start: TaskStart) -> Tree:
-        old = server["best"] if self.proxy else server["params"] | server["buffers"]
+        last = server["params"] | server["buffers"]
+        # without a message in the whole task, no model was tested on prototypes
+        old = server.get("best", last) if self.proxy else last
         lasting = {k: v for k, v in server.items() if k not in ("best", "score", "prototypes")}
         return super().begin_task(lasting, start) | {"old": old}
 

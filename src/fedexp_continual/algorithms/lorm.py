@@ -107,7 +107,9 @@ class LoRM(NewAdapters):
         products, grams = self.sum_over_tasks(server, server["local"], server["latest"])
         begun = super().begin_task(server, start)
         first = torch.ones_like(server["trains_b"])
-        return begun | {"products": products, "grams": grams, "trains_b": first}
+        none = tree.zeros_like(server["latest"])  # so that no G is added twice
+        begun |= {"products": products, "grams": grams, "latest": none}
+        return begun | {"trains_b": first}
 
     def sum_over_tasks(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
         """Return the sums of B_s A_s G_s and of G_s over the tasks so far, for each layer.
