@@ -242,6 +242,7 @@ def main() -> int:
             found = list(differences(*(result / name for result in results)))
             wrong = [line for line in found if not line.startswith("(")]
             different += bool(wrong)
+            found.sort(key=lambda line: line.startswith("("))  # remarks at the end
             shown = found[:2] + [f"and in {len(found) - 2} more"] * (len(found) > 2)
             print(f"{name:12}", "; ".join(["DIFFERS" if wrong else "equal", *shown]), flush=True)
     print(f"{different} of {len(given.only)} configurations differ")

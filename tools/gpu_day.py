@@ -118,7 +118,7 @@ class Day:
         self.options = options
         self.clock = time.monotonic
         self.end = self.clock() + 60 * options.minutes
-        self.work = options.work or Path(tempfile.mkdtemp(prefix="gpu-day-"))
+        self.work = (options.work or Path(tempfile.mkdtemp(prefix="gpu-day-"))).resolve()
         self.known = {path.parent for path in self.work.glob("*/*/summary.json")}
         self.memory = 0.0  # GiB, the most in use during the last call of `run`
         print(f"runs: {self.work}", flush=True)

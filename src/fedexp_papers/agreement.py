@@ -81,7 +81,8 @@ def judged_values(
     rows["part"] = ["; ".join(p for p in each if not p.startswith(SAME_METRIC)) for each in parts]
     same = ["paper", "metric", "reading", "printed", "mean"]
     first = rows.groupby(same, dropna=False)["table"].transform("first")
-    return rows[rows["table"] == first]
+    # values that failed are equal in all tables
+    return rows[(rows["table"] == first) | rows["printed"].isna()]
 
 
 def select_judged(rows: pd.DataFrame) -> pd.DataFrame:

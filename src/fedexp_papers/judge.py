@@ -58,12 +58,14 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
         return f"not judged: {why}"
     if note.startswith("suspect"):
         return "not judged: suspect print"
+    if why and not all(diverged):
+        return f"not judged: {why}"
     if note.startswith("failed"):
         return judge_published_failure(row, all(diverged))
     if all(diverged):
         return "outside"
-    if why or math.isnan(row["mean"]):
-        return f"not judged: {why or 'no number'}"
+    if math.isnan(row["mean"]):
+        return "not judged: no number"
     if note == "not_reached":
         never = 0.0 if row["metric"] == "speedup" else math.inf
         return "not reached as printed" if row["mean"] == never else "outside"

@@ -86,6 +86,8 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
     The measured value is "" if nothing was run.
     """
     printed = "failed" if str(row["note"]).startswith("failed") else format_column(row, "printed")
+    if row["note"] == "not_reached" and row["unit"] == "rounds":
+        printed = "never"
     if not row["n"]:
         return "", printed
     if row["verdict"] == BY_DEFINITION:

@@ -65,7 +65,7 @@ def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
     Only values that were run at the full protocol in both readings are included. Columns of the
     first reading have the suffix _first.
     """
-    full = table[(table["protocol"] == "full") & table["difference"].notna()]
+    full = table[(table["protocol"] == "full") & np.isfinite(table["difference"])]
     ends = " (" + full["reading"] + ")"
     named = [m.removesuffix(end) for m, end in zip(full["method"], ends, strict=True)]
     full = full.assign(method=named)

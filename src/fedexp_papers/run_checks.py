@@ -51,8 +51,8 @@ def tabulate_cohort_test(root: Path, table: pd.DataFrame) -> str:
     with all_jobs(root / "multirun" / PARTICIPATION) as jobs:
         for run, line in jobs.items():
             _, fields = find_cell(sweep, run.overrides) or (None, {})
-            size = round(run.config["num_clients"] * run.config["participation"])
             if run.finished and fields and not find_departures(sweep, run, line):
+                size = round(run.config["num_clients"] * run.config["participation"])
                 key = (fields["participation"], fields["method"])
                 found.setdefault(key, []).append(cohort_accuracies(run.record(), size))
     rows = {}

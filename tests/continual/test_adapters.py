@@ -258,7 +258,7 @@ def test_lorm_server_update_in_second_task_equals_a_plain_loop():
 
 
 def test_lorm_counts_the_statistics_of_a_task_once():
-    """Also if no message arrives in the next task, which leaves the state of the server as it is."""
+    """Also if no message arrives in the next task, which leaves the state of the server."""
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted())
     state = play(simulation, 2)
     once = begin_task(simulation, state.server, 3)

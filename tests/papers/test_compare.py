@@ -223,7 +223,7 @@ def test_marks_tell_the_strict_tolerance_from_wider_ones():
     assert cell(43.0, 3.14, n=2, std=1.0) == "43.00 ± 1.00+ [40.00 tol. 3.14]"
     never = {"unit": "rounds", "metric": "rounds_to_A", "printed": float("nan")}
     never |= {"note": "not_reached", "verdict": "not reached as printed"}
-    assert cell(float("inf"), float("nan"), **never) == "never¹* [-]"
+    assert cell(float("inf"), float("nan"), **never) == "never¹* [never]"
     marks = pd.DataFrame([[cell(41.0, 2.0), cell(43.0, 6.0)]])
     assert [text.split()[0] for text in layout.describe_cells(marks).split("; ")[1:]] == [
         "`¹`",

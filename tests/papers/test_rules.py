@@ -106,3 +106,6 @@ def test_cell_is_judged_by_the_runs_that_did_not_diverge():
     lost = printed | {"metric": "forgetting"}
     assert judge(lost, half) == "not judged: no printed number"
     assert judge(lost, [True, True]) == "failed as printed"
+    unknown = printed | {"mean": math.nan}
+    assert judge(unknown, half, "no augmented view") == "not judged: no augmented view"
+    assert judge(unknown, [True, True], "no augmented view") == "failed as printed"

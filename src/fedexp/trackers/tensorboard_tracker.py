@@ -62,7 +62,7 @@ class TensorBoardTracker(Tracker):
         import numpy as np
         from PIL import Image
 
-        for path in figures:
+        for path in (each for each in figures if each.suffix == ".png"):
             with Image.open(path) as picture:
                 pixels = np.asarray(picture.convert("RGB"))
             self.writer.add_image(
