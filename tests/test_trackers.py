@@ -68,9 +68,8 @@ def track(tracker: Tracker, info: RunInfo, rounds=(0, 1, 2, 3)) -> None:
         "rounds_to_target": {"0.5": 3, "0.9": None},
         "commit": None,
     }
-    callbacks.call(
-        "finish", summary, [picture, picture.with_suffix(".pdf")], {"class_accuracy": TABLE}
-    )
+    figures = [picture, picture.with_suffix(".pdf")]
+    callbacks.call("finish", summary, figures, {"class_accuracy": TABLE})
 
 
 def warnings(caplog) -> list[str]:
