@@ -232,6 +232,18 @@ def test_tables_of_a_search_show_validation_measures(tmp_path):
     ]
 
 
+def test_curves_of_the_validation_set_are_not_among_those_of_the_test_set(tmp_path):
+    """They were drawn as test accuracy, too."""
+    make_search(tmp_path)
+    make_run(tmp_path, ["local.lr=1"])
+    (setting,) = settings(tmp_path).values()
+    figure = draw_sweep.curves(setting)
+    lines = {axes.get_ylabel(): [line.get_label() for line in axes.lines] for axes in figure.axes}
+    assert lines["test accuracy"] == ["FedAvg local.lr=1"]
+    assert len(lines["validation accuracy"]) == 3
+    assert len(figure.legends[0].get_texts()) == 4
+
+
 def test_report_writes_tables_and_figures(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=fedntd/cifar10_s2", f"algorithm={name}"])

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.text import Text
 
 import toy_federation
 from fedexp.analysis.targets import rounds_to
@@ -18,7 +19,8 @@ from fedexp.data.held_out import Validation
 from fedexp.data.views import configured_views, evaluation_views
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
-from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.forgetting_metric import ForgettingEvents, Metrics, RoundDrop
+from fedexp.metrics.timing import Absence, ForgettingPhases
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
@@ -142,6 +144,38 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     names = {name for name, draw in list_figures(load_run_data(tmp_path / "run")) if draw()}
     assert {"curves", "loss", "class_accuracy_validation", "local_round_validation"} <= names
     assert "class_accuracy" not in names
+
+
+def texts(draw):
+    return [" ".join(text.get_text().split()) for text in draw().findobj(Text)]
+
+
+def test_figures_name_the_validation_set_only(tmp_path):
+    """No figure of a run without test data mentions a test."""
+    metrics = [RoundDrop(local=True), ForgettingEvents(), ForgettingPhases(), Absence()]
+    own = {"validation": OWN, "evaluate": ["global", "own"], "rounds": 4}
+    recorded(tmp_path / "run", forgetting_metric=Metrics(metrics), **own)
+    half = Validation(fraction=0.5, per_client=False)
+    stream = {"validation": half, "scenario": TWO_TASKS, "sizes": (2, 3, 5), "rounds": 1}
+    recorded(tmp_path / "tasks", **stream)
+    drawn = {
+        name: texts(draw)
+        for run in ("tasks", "run")
+        for name, draw in list_figures(load_run_data(tmp_path / run))
+    }
+    some = ("class_accuracy", "tasks", "task_matrix", "local_round", "example_forgetting")
+    assert {f"{name}_validation" for name in (*some, "phases", "absence", "own_tests")} <= {*drawn}
+    assert not [(name, text) for name, each in drawn.items() for text in each if "test " in text]
+    named = [name for name, each in drawn.items() if any("alidation" in text for text in each)]
+    assert {*drawn} - {*named} == {"data_distribution"}
+
+
+def test_forgetting_of_a_run_on_both_sets_is_that_on_the_test_set(tmp_path):
+    recorded(tmp_path / "run", evaluate_on="both", rounds=3)
+    drawn = dict(list_figures(load_run_data(tmp_path / "run")))
+    assert "forgetting, test set" in texts(drawn["curves"])
+    for name, data in (("class_accuracy", "test"), ("class_accuracy_validation", "validation")):
+        assert f"{data} accuracy of the class" in texts(drawn[name])
 
 
 def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):

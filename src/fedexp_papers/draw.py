@@ -70,7 +70,7 @@ def draw_lines(
             axes.xaxis.set_major_locator(integers(8))
         if name == "cross-entropy" and is_wide(np.concatenate([values for values, _ in shown])):
             axes.set_yscale("log")
-    legend(figure, max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
+    legend(figure, grid)
     return figure
 
 

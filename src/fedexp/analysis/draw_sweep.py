@@ -81,7 +81,7 @@ def curves(setting: Setting) -> Figure:
     grid[0].set_ylim(bottom=0)
     for axes in panes[-1]:
         round_axis(axes)
-    legend(figure, grid[0], spread_of(sizes))
+    legend(figure, grid, spread_of(sizes))
     return figure
 
 

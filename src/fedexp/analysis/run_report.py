@@ -15,7 +15,7 @@ from fedexp.analysis.naming import displayed
 from fedexp.config.values import make_group
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, remove_leftovers, typed_path, write_atomically
-from fedexp.data.views import name_in_view, suffix
+from fedexp.data.views import AUGMENTED, data_name, name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
 from fedexp.metrics.forgetting_metric import ForgettingMetric
@@ -83,7 +83,8 @@ def task_tables(run: RunData) -> Iterator[Table]:
     for view, file in run.tasks_of.items():
         if len(file.matrix):
             values = task_table(file)
-            title = f"Test accuracy after each task (%){suffix(view).replace('_', ', ')}"
+            images = f", {view}" if view == AUGMENTED else ""
+            title = f"{data_name(view).capitalize()} accuracy after each task (%){images}"
             yield f"task_matrix{suffix(view)}", values, Section(title, formatted(values), "after")
 
 

@@ -21,7 +21,6 @@ from fedexp.analysis.naming import (
     number_methods,
     shared_overrides,
 )
-from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.rundir.reader import RunDirectory
 
@@ -48,15 +47,8 @@ class Method:
         return self.name
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return a column of rounds.csv as (rounds [R] that all runs have, values [runs, R]).
-
-        For a run that was only evaluated on the validation set, the values on that set are
-        returned.
-        """
-        names = [
-            column if file.has(column) else name_in_view(column, VALIDATION) for file in self.files
-        ]
-        points = [file.points(name) for file, name in zip(self.files, names, strict=True)]
+        """Return a column of rounds.csv as (rounds [R] that all runs have, values [runs, R])."""
+        points = [file.points(column) for file in self.files]
         series = [pd.Series(values, index=rounds) for rounds, values in points]
         table = pd.concat(series, axis="columns", join="inner")
         return table.index.to_numpy(), table.to_numpy().T

@@ -34,6 +34,11 @@ def suffix(view: str) -> str:
     return "" if view == PLAIN else f"_{view}"
 
 
+def data_name(view: str) -> str:
+    """Return the word for a view's data in titles: validation, or test."""
+    return VALIDATION if view == VALIDATION else TEST
+
+
 def name_in_view(name: str, view: str) -> str:
     """Return the name of a column or key in a view.
 

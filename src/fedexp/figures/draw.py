@@ -11,7 +11,7 @@ from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
+from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, data_name
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -61,28 +61,29 @@ def class_accuracy(
     run: RunData, record: Record, view: str = PLAIN, normalised: bool = False
 ) -> Figure:
     """Draw class accuracies as a heat map (classes x rounds; FedNTD Fig. 2a, Flashback Fig. 5)."""
-    return class_maps([("", run, record)], run.title, normalised, name_view(view))
+    return class_maps([("", run, record)], run.title, normalised, view)
 
 
 def domain_accuracy(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     """Draw the accuracies on the domains as a heat map (domains x rounds)."""
     assert record.domains is not None, "listed for runs with domains"
     shown = replace(run, classes=run.domains)
-    return class_maps([("", shown, record.domains)], run.title, False, name_view(view), "domain")
+    return class_maps([("", shown, record.domains)], run.title, False, view, "domain")
 
 
 def class_maps(
     shown: Sequence[tuple[str, RunData, Record]],
     title: str,
     normalised: bool,
-    of: str = "",
+    view: str = PLAIN,
     word: str = "class",
 ) -> Figure:
     """Draw the runs' heat maps (classes x rounds) side by side, on the same colour scale.
 
     normalised: divide the values of each round by their sum over classes (FedNTD Fig. 10). The
     colour scale then ends at 3/C (three times the share of a class in a balanced model), so that
-    runs can be compared. Larger values are clipped. word: what the rows are.
+    runs can be compared. Larger values are clipped. view: the data of the records. word: what the
+    rows are.
     """
     classes = shown[0][1].classes
     columns = fitting(len(shown), 1.6, PER_ROW)
@@ -90,14 +91,14 @@ def class_maps(
     height = 0.9 + rows * (0.6 + map_height(len(classes)) * (1 if len(shown) == 1 else 0.75))
     end = ", normalised in every round" if normalised else ""
     figure, grid = panels(
-        f"{word.capitalize()}-wise test accuracy{of}{end}\n{title}",
+        f"{word.capitalize()}-wise {data_name(view)} accuracy{name_images(view)}{end}\n{title}",
         height,
         rows,
         columns,
         sharex=True,
         sharey=True,
     )
-    top, label = 1.0, f"test accuracy of the {word}"
+    top, label = 1.0, f"{data_name(view)} accuracy of the {word}"
     if normalised:
         top = min(1.0, 3 / len(classes))
         label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
@@ -122,12 +123,12 @@ def class_maps(
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
-    """Draw test accuracy as a heat map (tasks x rounds) above the curves of CFeD Fig. 3."""
+    """Draw the accuracy as a heat map (tasks x rounds) above the curves of CFeD Fig. 3."""
     height = map_height(file.accuracy.shape[1])
-    subject = f"Test accuracy on the tasks{name_view(view)}"
+    subject = f"{data_name(view).capitalize()} accuracy on the tasks{name_images(view)}"
     figure, (above, below) = figure_of(run, subject, 3.7 + height, (height, 2.2))
     image = map_cells(above, file.rounds, file.accuracy, 1.0, first=1)
-    colour_bar(figure, above, image, "test accuracy\non the task", file.accuracy)
+    colour_bar(figure, above, image, f"{data_name(view)} accuracy\non the task", file.accuracy)
     above.tick_params(labelbottom=False)
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
@@ -142,7 +143,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     if not below.lines:
         write_note(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
-    below.set_ylabel("test accuracy")
+    below.set_ylabel(f"{data_name(view)} accuracy")
     task_lines(run, below, GREY)
     below.sharex(above)
     round_axis(below)
@@ -162,7 +163,8 @@ def curves(run: RunData) -> Figure:
     )
     for column, colour in ACCURACIES:
         line(above, *run.points(column.name), colour, column.label)
-    chosen = "validation_accuracy" if run.has("validation_accuracy") else "test_accuracy"
+    validated = run.has("validation_accuracy")
+    chosen = "validation_accuracy" if validated else "test_accuracy"
     rounds, accuracy = run.points(chosen)
     best = int(np.argmax(np.where(rounds > 0, accuracy, -1)))  # not of the initial model
     size = 1.3 * points("legend.fontsize")  # no higher than a line of the legend
@@ -183,7 +185,7 @@ def curves(run: RunData) -> Figure:
     line(below, *run.points(Column(FORGETTING, view).name), ORANGE, label)
     augmented = Column(FORGETTING, AUGMENTED)
     line(below, *run.points(augmented.name), GREY, augmented.label)
-    below.set_ylabel("forgetting")
+    below.set_ylabel(f"forgetting,\n{data_name(view)} set" if validated else "forgetting")
     if not below.lines:
         write_note(below, "undefined before the second evaluated round")
     _round_axes(run, above, below)
@@ -240,10 +242,11 @@ def local_round(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     rows, last = round_picture(record), record.local_rounds[-1]
     clients = [f"client {k}" for k in record.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
-    subject = f"Class-wise test accuracy{name_view(view)} before, within and after round {last}"
+    what = f"Class-wise {data_name(view)} accuracy{name_images(view)}"
+    subject = f"{what} before, within and after round {last}"
     figure, (axes,) = figure_of(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
-    colour_bar(figure, axes, image, "test accuracy of the class", rows)
+    colour_bar(figure, axes, image, f"{data_name(view)} accuracy of the class", rows)
     # Label only rows that are not too close. If some rows have no label, leave a gap next to the
     # two global models.
     step = -(-len(names) // (6 if is_narrow() else 30))
@@ -282,8 +285,13 @@ def round_picture(record: Record) -> np.ndarray:
 
 
 def name_view(view: str) -> str:
-    """Return the part of a figure's title that names a view of the test set."""
-    return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
+    """Return the part of a figure's title that names a view, if the title names no data."""
+    return ", validation set" if view == VALIDATION else name_images(view)
+
+
+def name_images(view: str) -> str:
+    """Return the part of a figure's title that names a view, after the word `data_name`."""
+    return f", {AUGMENTED} test images" if view == AUGMENTED else ""
 
 
 def figure_of(

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedexp.data.views import PLAIN
-from fedexp.figures.draw import draw_cells, figure_of, name_view
+from fedexp.data.views import PLAIN, data_name
+from fedexp.figures.draw import draw_cells, figure_of, name_images, name_view
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     ABSENT,
@@ -89,7 +89,7 @@ def local_series(record: Record, client: int) -> tuple[np.ndarray, np.ndarray, n
 
 
 def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figure:
-    """Draw how often the test examples of each class are forgotten (Toneva et al., ICLR 2019)."""
+    """Draw how often the examples of each class are forgotten (Toneva et al., ICLR 2019)."""
     right, labels = record.correct(), record.labels
     assert labels is not None
     events, learned = forgetting_events(right), right.any(0)
@@ -102,7 +102,7 @@ def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figur
     }
     classes = record.counts.shape[-1]
     totals = np.bincount(labels, minlength=classes).clip(min=1)
-    subject = f"How often test examples are forgotten{name_view(view)}"
+    subject = f"How often {data_name(view)} examples are forgotten{name_images(view)}"
     figure, (axes,) = figure_of(run, subject, 1.6 + map_height(classes))
     start = np.zeros(classes)
     shades = [*colour_map()(np.linspace(0.9, 0.2, len(kinds) - 1)), ABSENT]
@@ -112,7 +112,7 @@ def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figur
         start += shares
     axes.set_xlim(0, 1)
     axes.set_ylim(classes - 0.5, -0.5)
-    axes.set_xlabel("share of the test examples of the class")
+    axes.set_xlabel(f"share of the {data_name(view)} examples of the class")
     legend_above(axes, 3)
     class_axis(axes, run.classes)
     return figure
@@ -167,8 +167,8 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
 
     Numbers, in per cent, are left out if there are more than 12 tasks.
     """
-    cells = file.matrix
-    subject = f"Test accuracy on the tasks after each task{name_view(view)}"
+    cells, of = file.matrix, data_name(view).capitalize()
+    subject = f"{of} accuracy on the tasks after each task{name_images(view)}"
     figure, (axes,) = figure_of(run, subject, 1.6 + 1.4 * map_height(len(cells)))
     image = draw_cells(axes, cells, colour_map().with_extremes(bad="white"), vmin=0, vmax=1)
     tasks = [np.arange(count) for count in cells.shape]
@@ -188,7 +188,7 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     axes.set_yticks(tasks[0], tasks[0] + 1)
     axes.set_xlabel("accuracy on task")
     axes.set_ylabel("after task")
-    label = "test accuracy (numbers: in %)" if axes.texts else "test accuracy"
+    label = f"{data_name(view)} accuracy{' (numbers: in %)' if axes.texts else ''}"
     colour_bar(figure, axes, image, label, cells[~np.isnan(cells)])
     return figure
 
@@ -204,9 +204,9 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
 
 
 def own_tests(run: RunData, record: Record, view: str = PLAIN) -> Figure:
-    """Draw the accuracy and forgetting of every client on its own test examples."""
-    subject = f"Results of the clients on their own test examples{name_view(view)}"
-    return sorted_clients(run, own_results(record), subject)
+    """Draw the accuracy and forgetting of every client on examples of its own."""
+    own = f"their own {data_name(view)} examples{name_images(view)}"
+    return sorted_clients(run, own_results(record), f"Results of the clients on {own}")
 
 
 def sorted_clients(run: RunData, found: ClientResults, subject: str) -> Figure:

@@ -7,7 +7,7 @@ import math
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -279,10 +279,14 @@ def is_narrow() -> bool:
     return width() < NARROW
 
 
-def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of one panel next to all panels, or below them in a narrow figure."""
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
+def legend(figure: Figure, grid: Iterable[Axes], title: str = "") -> None:
+    """Draw one legend for all panels next to them, or below them in a narrow figure."""
+    found: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    labels = list(found)
+    if not labels:
         return
     place: dict[str, Any] = {"loc": "outside right center"}
     if is_narrow():
@@ -290,7 +294,7 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
         place = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1}
         place |= {"labelspacing": 0.2, "borderpad": 0}
         title = " ".join(title.split("\n"))
-    figure.legend(handles, labels, title=title or None, **place)
+    figure.legend(found.values(), labels, title=title or None, **place)
 
 
 def legend_columns(labels: Sequence[str], most: int) -> int:
