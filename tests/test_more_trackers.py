@@ -72,10 +72,41 @@ def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
         tracker.after_round(make_record(number))
     tracker.abort()
     info = replace(make_info(tmp_path), first_round=saved, resumed=True)
-    track(TensorBoard(logdir=None).create(), info, rounds=range(saved + 1, 4))
+    second = TensorBoard(logdir=None).create()
+    second.load_state_dict({"round": saved})
+    track(second, info, rounds=range(saved + 1, 4))
     found = events(tmp_path / "tensorboard")
     assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1, 2, 3]
     assert len(found.Tensors("config/text_summary")) == 1
+
+
+@pytest.mark.parametrize("before", [None, 0])
+def test_tensorboard_has_the_rounds_that_were_run_without_it(before, tmp_path):
+    """It is new in a run that is resumed after round 2, or has failed after round 0."""
+    pytest.importorskip("tensorboard")
+    first, second = (TensorBoard(logdir=None).create() for _ in range(2))
+    if before is not None:
+        first.start(make_info(tmp_path))
+        first.after_round(make_record(before))
+        first.abort()
+        second.load_state_dict(first.state_dict())
+    past = [make_record(number) for number in range(3)]
+    info = make_info(tmp_path, first_round=2, resumed=True, past=lambda: past)
+    track(second, info, rounds=[3])
+    found = events(tmp_path / "tensorboard")
+    assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1, 2, 3]
+    assert len(found.Tensors("config/text_summary")) == 1
+
+
+def test_tensorboard_forgets_a_start_without_a_saved_state(tmp_path):
+    pytest.importorskip("tensorboard")
+    first = TensorBoard(logdir=None).create()
+    first.start(make_info(tmp_path))
+    first.after_round(replace(make_record(1), round=0))
+    first.abort()
+    track(TensorBoard(logdir=None).create(), make_info(tmp_path), rounds=[0, 1])
+    values = [event.value for event in events(tmp_path / "tensorboard").Scalars("test/accuracy")]
+    assert values == [0, pytest.approx(0.2)]
 
 
 def test_tensorboard_logdir_collects_all_runs(tmp_path):

@@ -34,27 +34,37 @@ class TensorBoardTracker(Tracker):
 
     def __init__(self, config: TensorBoard) -> None:
         self.config = config
+        self._last_round = -1  # that the event files have
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"round": self._last_round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last_round = state["round"]
 
     def start(self, info: RunInfo) -> None:
-        self.classes, self._last_round = info.classes, info.first_round
+        self.classes = info.classes
         from torch.utils.tensorboard import SummaryWriter
 
         folder = info.directory / "tensorboard"
         if self.config.logdir is not None:
             folder = Path(self.config.logdir) / info.directory.name
-        # A resumed run repeats rounds that may be in an earlier event file. With purge_step,
-        # TensorBoard discards the earlier values.
-        again = info.first_round + 1 if info.resumed else None
-        self.writer = SummaryWriter(str(folder), purge_step=again)
-        if again is None:
+        # A run that starts again or is resumed repeats rounds that may be in an earlier event file.
+        # With purge_step, TensorBoard discards the earlier values.
+        self.writer = SummaryWriter(str(folder), purge_step=self._last_round + 1)
+        if self._last_round < 0:
             text = storage.dump_yaml(info.config)
             self.writer.add_text("config", as_code(text), 0)
+        # rounds without this tracker, which may be new or have failed
+        for record in info.past():
+            if record.round > self._last_round:
+                self.after_round(record)
 
     def after_round(self, record: RoundRecord) -> None:
-        self._last_round = record.round
         for name, value in metric_values(record, self.classes).items():
             self.writer.add_scalar(name, value, record.round)
         self.writer.flush()
+        self._last_round = record.round
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
