@@ -15,7 +15,13 @@ import wandb
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
 from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
-from fedexp.trackers.names import SUMMARIES, class_metric, flat_summary, metric_names, metric_values
+from fedexp.trackers.names import (
+    SUMMARIES,
+    class_metrics,
+    flat_summary,
+    metric_names,
+    metric_values,
+)
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,
@@ -272,7 +278,17 @@ def test_names_in_trackers_stay_as_they_are():
     sections = {"test", "validation", "forgetting", "local", "personal", "time", "comm"}
     assert {name.partition("/")[0] for name in names.values()} == sections
     assert all(name.count("/") == 1 for name in names.values())
-    assert class_metric("001.ak/47") == "class/001_ak_47"
+    assert class_metrics(["001.ak/47", "b"]) == ["class/001_ak_47", "class/b"]
+
+
+def test_classes_and_values_with_similar_names_are_distinct():
+    """One was shown instead of both."""
+    record = make_record(1)
+    found = metric_values(record, ["a/b", "a_b", "c"])
+    assert (found["class/0_a_b"], found["class/1_a_b"]) == (0.1, 0.5)
+    record.analysed.update({"cka.l1": 0.5, "cka_l1": 0.25})
+    with pytest.raises(ConfigError, match="two values have the name analysis/cka_l1: cka"):
+        metric_values(record, ["a", "b", "c"])
 
 
 def test_values_of_own_metrics_have_names(tmp_path):

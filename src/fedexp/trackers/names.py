@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, VIEWS, suffix
 from fedexp.metrics.forgetting_metric import round_quantities
 from fedexp.metrics.quantity import LOSS, TRAIN_LOSS, Quantity, flat_name
@@ -47,16 +48,26 @@ def metric_values(record: RoundRecord, classes: Sequence[str]) -> dict[str, floa
         names.get(column) or Quantity(column).tracked: value
         for column, value in record.values.items()
     }
-    values |= {f"analysis/{flat_name(name)}": value for name, value in record.analysed.items()}
+    analysed: dict[str, str] = {}
+    for name, value in record.analysed.items():
+        metric = f"analysis/{flat_name(name)}"
+        if (other := analysed.setdefault(metric, name)) != name:
+            raise ConfigError(f"two values have the name {metric}: {other} and {name}; rename one")
+        values[metric] = value
     for view, row in record.tested.items():
-        for name, value in zip(classes, row.tolist(), strict=True):
-            values[class_metric(name, view)] = value
+        values |= zip(class_metrics(classes, view), row.tolist(), strict=True)
     return {k: value for k, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def class_metric(name: str, view: str = PLAIN) -> str:
-    """Return the metric name for the accuracy on a class, with a prefix for each test-set view."""
-    return f"class{suffix(view)}/{flat_name(name)}"
+def class_metrics(classes: Sequence[str], view: str = PLAIN) -> list[str]:
+    """Return the metric name for the accuracy on each class, with a prefix for each test-set view.
+
+    If two names would be equal, such as those of `a/b` and `a_b`, all have the class's number.
+    """
+    names = [flat_name(name) for name in classes]
+    if len({*names}) < len(names):
+        names = [f"{number}_{name}" for number, name in enumerate(names)]
+    return [f"class{suffix(view)}/{name}" for name in names]
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
