@@ -12,8 +12,10 @@ import pandas as pd
 import pytest
 import wandb
 
+import fedexp
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
+from fedexp.rundir.csv_files import CsvFile
 from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import (
     SUMMARIES,
@@ -23,6 +25,7 @@ from fedexp.trackers.names import (
     metric_values,
 )
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
+from quick_runs import SMALL
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,
     FakeRun,
@@ -174,6 +177,37 @@ def test_resumed_run_logs_the_rounds_that_wandb_lacks(
     (run,) = fake_wandb.runs
     assert [row["round"] for row in run.rows()] == logged
     assert (run.asked["id"], run.asked["resume"]) == ("abc", {"online": "allow"}.get(mode))
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def test_start_removes_what_one_that_was_killed_in_round_0_has_left(
+    tmp_path, fake_wandb, monkeypatch
+):
+    """Another configuration also gets another W&B run, and the same one the same."""
+    run, append = tmp_path / "run", CsvFile.append
+
+    def killed(table, rows):
+        if table.path.name == "rounds.csv":
+            raise Killed
+        append(table, rows)
+
+    given = [*(each for each in SMALL if each != "tracker=none"), "rounds=1", "tracker=wandb"]
+    for year in ("2024", "2025"):
+        with monkeypatch.context() as patch:
+            patch.setattr(CsvFile, "append", killed)
+            with pytest.raises(Killed):
+                fedexp.run([*given, "validation.fraction=0.2"], directory=run)
+        (folder,) = run.glob("wandb/run-2026*")
+        folder.rename(folder.with_name(folder.name.replace("2026", year)))  # of an earlier day
+    assert (run / "class_accuracy_validation.csv").exists()
+    fedexp.run(given, directory=run)
+    first, second, third = [each.asked["id"] for each in fake_wandb.runs]
+    assert first == second != third
+    assert [path.name for path in run_folders(run)] == [f"run-20261125-{third}"]
+    assert not (run / "class_accuracy_validation.csv").exists()
 
 
 def raising(error: BaseException):

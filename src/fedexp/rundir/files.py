@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedexp.core.errors import ConfigError
@@ -17,6 +18,7 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/clients",
 )
 CHECKSUMS = "checksums.json"  # see `fedexp.rundir.checksums`
+WANDB = "wandb/*run-*"  # glob pattern
 LATER_PARTITIONS = ("partition_task*.npz", "partition_from_round*.npz")  # glob patterns
 CLASSES = "classes.csv"  # number and name of each class
 SOURCES = "source"  # copies of the user's own files
@@ -54,7 +56,7 @@ WRITTEN = (
     "tensorboard/events.out.tfevents.*",
     # analyses of the models of a finished run
     *(f"analysis/*_round*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")),
-    *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
+    *(WANDB, "wandb/debug*.log", "wandb/data", "wandb/cache"),
     *(f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf", "svg")),
     CONFIG,  # last: until then, the directory is recognised as a run
 )
@@ -66,8 +68,16 @@ def remove_run(directory: Path) -> None:
     Raises StorageError if a file cannot be deleted.
     """
     remove_temporaries(directory)
+    remove(directory, WRITTEN)
+
+
+def remove(directory: Path, patterns: Iterable[str]) -> None:
+    """Delete the files and folders in a run directory that match one of the glob patterns.
+
+    Raises StorageError if a file cannot be deleted.
+    """
     with storing(directory):
-        for path in (path for pattern in WRITTEN for path in sorted(directory.glob(pattern))):
+        for path in (path for pattern in patterns for path in sorted(directory.glob(pattern))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

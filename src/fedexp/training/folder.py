@@ -326,20 +326,27 @@ class RunFolder:
         """Write the inputs of a run that starts with round 0."""
         if self.by_name:
             log.info("no checkpoint was saved; the run starts again from round 0")
+        self._remove_attempt()
         self._write_origin(simulation)
         self._write_options()
         data, converted = simulation.runtime.data, self.built.dataset.conversion()
         told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
         log.info("dataset=%s: %s", self.job.choices["dataset"], told)
-        with storage.storing(self.directory):
-            # of an earlier attempt, which may have had other tasks
-            for pattern in files.LATER_PARTITIONS:
-                for path in sorted(self.directory.glob(pattern)):
-                    path.unlink()
         write_partitions(self.directory, simulation, self.job.choices["partition"])
         remark = self.built.partition.remark()
         if remark and self.built.algorithm.paradigm != "centralized":
             log.warning("partition=%s: %s", self.job.choices["partition"], remark)
+
+    def _remove_attempt(self) -> None:
+        """Remove what a start without a checkpoint has left, which may have had other options.
+
+        A start with the same options continues in the same W&B run.
+        """
+        if not self.run.has(origin.NAME):
+            return
+        files.remove(self.directory, (*files.TABLES, *files.LATER_PARTITIONS))
+        if origin.read(self.directory)["identity"] != digest(self.values):
+            files.remove(self.directory, (files.WANDB,))
 
     def _write_origin(self, simulation: Simulation) -> None:
         """Write what the next rounds are computed with to origin.json."""
