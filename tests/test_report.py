@@ -205,6 +205,36 @@ def test_values_of_a_run_are_shown(tmp_path, capsys):
     )
 
 
+def test_run_that_two_directories_reach_has_one_row(tmp_path):
+    """The second directory has a link to the run, the third is the first by another name."""
+    make_run(tmp_path / "a" / "run")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "link").symlink_to(tmp_path / "a" / "run")
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    out = ["--out", str(tmp_path / "table")]
+    assert main(["report", *(str(tmp_path / name) for name in "bac"), *out]) == 0
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 2
+
+
+def test_report_names_the_runs_that_are_deeper_than_those_of_its_table(tmp_path, caplog):
+    """Another sweep inside the directory is one line. The folder of W&B has no runs."""
+    for name in ("run", "inner/x/one", "inner/x/two"):
+        make_run(tmp_path / "sweep" / name)
+    (tmp_path / "sweep" / "inner" / "again").symlink_to(tmp_path / "sweep" / "run")
+    (tmp_path / "sweep/wandb/run-1-a/files").mkdir(parents=True)
+    (tmp_path / "sweep/wandb/run-1-a/files/config.yaml").touch()
+    assert main(["report", str(tmp_path / "sweep"), "--no-figures"]) == 0
+    told = [line for line in caplog.messages if " in inner" in line]
+    assert told == [f"{tmp_path / 'sweep'}: left out: 2 runs in inner/x"]
+    text = (tmp_path / "sweep" / "table.md").read_text()
+    assert "\nNot in the tables: 2 runs in inner/x\n" in text
+    assert "wandb" not in text
+    caplog.clear()
+    assert len(fedexp.load_sweep(tmp_path / "sweep")) == 1
+    assert told[0] in caplog.messages
+    assert len(fedexp.load_sweep(tmp_path / "sweep" / "inner" / "x")) == 2
+
+
 def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run in" in capsys.readouterr().err

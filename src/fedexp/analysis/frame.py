@@ -12,13 +12,14 @@ import pandas as pd
 from fedexp.analysis.groups import differing_values, measured_values
 from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
 from fedexp.analysis.naming import differing, displayed, names
+from fedexp.core.console import plural
 from fedexp.metrics.forgetting_metric import main_columns
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
 from fedexp.rundir import jobs
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import other_runs, replaced_jobs
+from fedexp.rundir.sweeps import deeper_runs, other_runs, replaced_jobs
 
 PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
 KEYS = ["setting", "method"]
@@ -179,11 +180,10 @@ def describe_left_out(every: Sequence[RunDirectory]) -> list[str]:
 
 
 def describe_others(sweep: Path) -> list[str]:
-    """Return one line for each run in a sweep's directory that is not part of it."""
-    return [
-        f"Not in the tables: {run.directory.name} {reason}"
-        for run, reason in other_runs(sweep).items()
-    ]
+    """Return one line for each run or directory in a sweep's directory that is not part of it."""
+    found = [f"{run.directory.name} {reason}" for run, reason in other_runs(sweep).items()]
+    found += [f"{plural(n, 'run')} in {folder}" for folder, n in deeper_runs(sweep).items()]
+    return [f"Not in the tables: {each}" for each in found]
 
 
 def describe_mixed(table: pd.DataFrame) -> list[str]:

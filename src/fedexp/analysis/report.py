@@ -59,7 +59,7 @@ def write_sweep_reports(options: argparse.Namespace) -> int:
     """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
     code = 0
-    for directory in options.directories:
+    for directory in {path.resolve(): path for path in options.directories}.values():
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory")
         if (directory / files.CONFIG).exists():

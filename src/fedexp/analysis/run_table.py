@@ -1,5 +1,6 @@
 """Write one table of all runs in some directories (`fedexp report --out`)."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,20 @@ def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[st
 
     Raises ConfigError if no run is finished or has a requested metric.
     """
-    there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
-    finished = [run for run in there if run.finished]
+    there: dict[Path, RunDirectory] = {}
+    for path in itertools.chain(*map(find_runs, directories)):
+        there.setdefault(path.resolve(), RunDirectory(path))  # links may reach a run several times
+    places = [real for real, run in there.items() if run.finished]
+    finished = [there[real] for real in places]
     if not finished:
         raise ConfigError(f"no finished run in {', '.join(map(str, directories))}")
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
     rows = [run_row(run, shared, tasks) for run in finished]
-    replaced = {
-        path: jobs.read(path).replaced for path in {run.directory.parent for run in finished}
-    }
-    for run, row in zip(finished, rows, strict=True):
-        row["replaced_by"] = replaced[run.directory.parent].get(run.directory.name)
+    replaced = {sweep: jobs.read(sweep).replaced for sweep in {real.parent for real in places}}
+    for real, row in zip(places, rows, strict=True):
+        row["replaced_by"] = replaced[real.parent].get(real.name)
     table = pd.DataFrame(rows).dropna(axis="columns", how="all")
     if metrics:
         every = tidy(finished)

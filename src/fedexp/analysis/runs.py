@@ -346,9 +346,10 @@ def load_sweep(
 ) -> Sweep:
     """Load the runs of a sweep, or all runs in the subdirectories of another directory.
 
-    Runs that the sweep did not make and copies are left out, and the log names them. It also names
-    the runs that are not current; the column `current` marks them. config_dir: see `load_run`.
-    Raises ConfigError if the directory contains no run.
+    Runs that the sweep did not make, copies, and runs deeper inside a directory that contains runs
+    itself are left out, and the log names them. It also names the runs that are not current; the
+    column `current` marks them. config_dir: see `load_run`. Raises ConfigError if the directory
+    contains no run.
     """
     path = Path(directory).expanduser()
     is_sweep = bool(job_directories(path))

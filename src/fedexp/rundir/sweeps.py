@@ -6,9 +6,11 @@ See `fedexp.rundir.jobs` for the jobs that its commands have launched.
 import logging
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 from fedexp.core import storage
+from fedexp.core.console import plural
 from fedexp.rundir import files, jobs
 from fedexp.rundir.reader import MARKS, RunDirectory
 
@@ -21,13 +23,14 @@ def find_runs(directory: Path) -> list[Path]:
     """Return the run directories at or inside a directory, sorted by name.
 
     These are also links to run directories; other links are not followed. A run that is there by
-    several names is returned once.
+    several names is returned once. The directories of W&B are left out.
     """
     found = []
     for folder, folders, names in os.walk(directory):
         if not {*names, *folders}.isdisjoint(MARKS):
             found.append(Path(folder))
             folders.clear()
+        folders[:] = [name for name in folders if not Path(folder, name).match(files.WANDB)]
         links = [path for name in folders if (path := Path(folder, name)).is_symlink()]
         found += [path for path in links if any((path / name).exists() for name in MARKS)]
     return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
@@ -61,11 +64,16 @@ def replaced_jobs(sweep: Path) -> dict[RunDirectory, RunDirectory]:
 
 
 def all_jobs(sweep: Path) -> list[RunDirectory]:
-    """Return all jobs of a sweep, sorted by directory name, without `other_runs`. The log names
-    them."""
+    """Return all jobs of a sweep, sorted by directory name, without `other_runs` and `deeper_runs`.
+
+    The log names those.
+    """
     others = other_runs(sweep)
     for run, reason in others.items():
         log.warning("%s: left out: %s %s", storage.display_path(sweep), run.directory.name, reason)
+    for folder, count in deeper_runs(sweep).items():
+        runs = plural(count, "run")
+        log.warning("%s: left out: %s in %s", storage.display_path(sweep), runs, folder)
     return [run for run in map(RunDirectory, job_directories(sweep)) if run not in others]
 
 
@@ -91,6 +99,16 @@ def other_runs(sweep: Path) -> dict[RunDirectory, str]:
         elif name not in replaced and known.setdefault(identity, name) != name:
             found[run] = f"has the configuration of {known[identity]}"
     return found
+
+
+def deeper_runs(sweep: Path) -> dict[str, int]:
+    """Return the numbers of the runs in directories inside a sweep's, such as another sweep there.
+
+    They are not part of the sweep. The keys are the paths of these directories in the sweep's.
+    """
+    own = {path.resolve() for path in job_directories(sweep)}
+    runs = [run for run in find_runs(sweep) if run != sweep and run.resolve() not in own]
+    return Counter(run.parent.relative_to(sweep).as_posix() for run in runs)
 
 
 def sweep_directory_name(sweep: Path) -> str | None:
