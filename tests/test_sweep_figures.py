@@ -10,7 +10,7 @@ import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.means_table import Layout
-from fedexp.analysis.page import to_html, write_page
+from fedexp.analysis.page import mark_of, to_html, write_page
 from fedexp.analysis.report import write_report, write_tables
 from fedexp.analysis.sweep import find_sweep
 from fedexp.cli.main import main
@@ -277,14 +277,21 @@ def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     assert main(["report", str(tmp_path), "--no-figures"]) == 0
 
 
-def test_page_has_no_comparison_that_is_older_than_a_run(tmp_path):
+def test_page_has_no_comparison_without_the_results_of_a_run(tmp_path, caplog):
+    """The times of files, which are arbitrary in a copy, do not matter."""
     make_run(tmp_path, ["algorithm=fedavg"])
-    (tmp_path / "comparison.md").write_text("compared")
-    page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
-    assert "<p>compared</p>" in page
+    (tmp_path / "comparison.md").write_text(f"compared\n{mark_of(tmp_path)}")
+
+    def page():
+        return write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
+
     os.utime(tmp_path / "comparison.md", (1, 1))
-    page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
-    assert "compared" not in page
+    assert "<p>compared</p>\n" in page()
+    assert "summary.json" not in page()
+    make_run(tmp_path, ["algorithm=fedntd"])
+    os.utime(tmp_path / "comparison.md")
+    assert "compared" not in page()
+    assert "comparison.md: lacks the results of a run" in caplog.text
 
 
 def test_page_shows_text_of_the_runs_as_text(tmp_path):

@@ -15,6 +15,7 @@ from fedexp.analysis.frame import (
     tidy,
 )
 from fedexp.analysis.layout import all_markdown, csv, markdown_text
+from fedexp.analysis.page import mark_of
 from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
 from fedexp.core import storage
@@ -95,7 +96,7 @@ def write_comparison(
     targets = all_markdown(describe_targets(every))
     contents = {
         "comparison.csv": csv(table),
-        "comparison.md": f"{head}\n{text}\n## Rounds to target\n\n{targets}",
+        "comparison.md": f"{head}\n{text}\n## Rounds to target\n\n{targets}{mark_of(directory)}",
     }
     return storage.write_texts(directory, contents)
 

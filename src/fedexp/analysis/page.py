@@ -10,10 +10,12 @@ from fedexp.analysis.sweep_figures import KINDS
 from fedexp.core import storage
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import files
+from fedexp.rundir.checksums import checksum
 
 log = logging.getLogger("fedexp")
 PAGE = "index.html"
 TABLES = ("table.md", "comparison.md")  # what the page shows, in this order
+MARK = "\n<!-- summary.json of the runs: "
 BAR = re.compile(r"(?<!\\)\|")  # between two cells, but not within text
 MARKS = (  # in Markdown and in HTML
     (re.compile(r"\*\*(.+?)\*\*"), r"<b>\1</b>"),
@@ -25,18 +27,18 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     """Write index.html with the tables and figures in a sweep's directory. Return its path.
 
     written: the paths of the report. Figures of earlier reports are left out, since they may show
-    other runs, and so is a table that is older than a run.
+    other runs, and so is a table of an earlier report without the results of a run (`mark_of`).
     """
     from jinja2 import Environment, FileSystemLoader
 
-    ended = [path.stat().st_mtime_ns for path in directory.glob(f"*/{files.SUMMARY}")]
-    found = []
+    present = {checksum(path) for path in directory.glob(f"*/{files.SUMMARY}")}
+    texts = []
     for path in (directory / name for name in TABLES if (directory / name).exists()):
-        if path in written or path.stat().st_mtime_ns >= max(ended, default=0):
-            found.append(path)
+        text, mark, runs = path.read_text(encoding="utf-8").partition(MARK)
+        if path in written or (mark and present <= {*runs.split()}):
+            texts.append(to_html(text))
         else:
-            log.warning("%s: is older than a run, so %s does not show it", path, PAGE)
-    texts = [to_html(path.read_text(encoding="utf-8")) for path in found]
+            log.warning("%s: lacks the results of a run, so %s does not show it", path, PAGE)
     figures = {
         path.relative_to(directory).as_posix(): path.stem.replace("_", " ")
         for path in picture_files(directory / "figures")
@@ -48,6 +50,12 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     page = template.render(title=directory.absolute().name, texts=texts, figures=figures, data=data)
     storage.write_atomically(directory / PAGE, page.encode())
     return directory / PAGE
+
+
+def mark_of(directory: Path) -> str:
+    """Return a comment for the end of a table: the checksums of the runs in a sweep's directory."""
+    sums = sorted(checksum(path) for path in directory.glob(f"*/{files.SUMMARY}"))
+    return f"{MARK}{' '.join(sums)} -->\n"
 
 
 def to_html(text: str) -> str:
