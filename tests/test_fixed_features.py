@@ -145,3 +145,5 @@ def test_features_that_need_too_much_memory_are_not_stored(monkeypatch, caplog):
         assert (data.train_features is not None) == stored
         said = "computed once for all examples" if stored else "computed in every step"
         assert said in caplog.text
+        assert ("the last digits of results can differ" in caplog.text) == (not stored)
+        caplog.clear()

@@ -225,7 +225,8 @@ def with_features(runtime: ClientRuntime) -> ClientRuntime:
     if size > SHARE_OF_MEMORY * free:
         log.info(
             "the features of the frozen backbone are computed in every step, because they need"
-            " %s, too much for %s of free memory",
+            " %s, too much for %s of free memory; the last digits of results can differ from those"
+            " with stored features",
             size_of(size),
             size_of(free),
         )
