@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
+from fedexp.analysis.frame import seeds_of
 from fedexp.analysis.measures import describe_origin
 from fedexp.data.views import PLAIN, VALIDATION, name_in_view
 from fedexp.metrics.targets import rounds_to_target
@@ -38,7 +39,7 @@ OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_a
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
 NUMBERS = ["value", "error", "plain_last", "plain_last10"]
 MEASURED = [
-    *("cell", "kind", "run", "status", "summary", "table", "seed", "precision", "made_by"),
+    *("cell", "kind", "run", "status", "summary", "table", "seeds", "precision", "made_by"),
     *("changes", "diverged", *NUMBERS),
 ]
 # measure -> column of rounds.csv in the plain view
@@ -122,7 +123,8 @@ def measure_runs(sweep: PaperSweep, printed: pd.DataFrame, directory: Path) -> p
 
     kind: the type of the measured value, from `measures` in the sweep's file
     run, status, summary, table: the run's name, status, summary.json, and rounds from round 1 on
-    seed, precision: the run's seed and precision, or None if unknown
+    seeds: the run's seeds of all purposes as text, or the run's name if they are unknown
+    precision: the run's precision, or None if unknown
     made_by: name of the sweep that made the run, if it was another one
     value: the measured value, which is a fraction or a number of rounds (inf if never reached)
     error: the standard error of the value within the run
@@ -142,7 +144,7 @@ def measure_runs(sweep: PaperSweep, printed: pd.DataFrame, directory: Path) -> p
                     "status": run.status,
                     "summary": run.summary,
                     "table": run.table,
-                    "seed": run.summary.get("seed"),
+                    "seeds": seeds_of(run) or run.directory.name,
                     "precision": (run.summary.get("hardware") or {}).get("precision"),
                     "made_by": line.get("made_by", ""),
                 }
@@ -243,7 +245,7 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
     is_fedavg, key = over["method"] == "FedAvg", ["dataset", "changes"]
     is_known = over["curve"].map(len) > 0
     base = over[is_fedavg & is_known & ~over["diverged"]]
-    base = base.drop_duplicates([*key, "seed"])
+    base = base.drop_duplicates([*key, "seeds"])
     base = base.assign(
         end=[curve.iloc[-1] for curve in base["curve"]],
         last=[curve.index[-1] for curve in base["curve"]],
@@ -314,16 +316,16 @@ def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
 def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of a cell that count: one per seed.
 
-    If some runs have the view that the rule requires, all other runs are ignored. If a seed was run
-    twice, the run with the precision that most runs have is selected.
+    Runs are of one seed if their seeds of all purposes are equal. If some runs have the view that
+    the rule requires, all other runs are ignored. If a seed was run twice, the run with the
+    precision that most runs have is selected.
     """
     there = runs["value"].notna()
     known = runs[there | runs["diverged"]] if there.any() else runs
     frequency = known.groupby(known["precision"].astype(str))["run"].transform("size")
     best = known.assign(frequency=frequency, there=known["value"].notna())
     best = best.sort_values(["frequency", "there"], ascending=False, kind="stable")
-    seeds = best["seed"].astype(object).fillna(best["run"])
-    return known.loc[sorted(best[~seeds.duplicated()].index)]
+    return known.loc[sorted(best[~best["seeds"].duplicated()].index)]
 
 
 def make_row(sweep: PaperSweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str, Any]:
@@ -425,5 +427,5 @@ def reason_not_judged(
     reached = int(np.isfinite(known).sum())
     # a shorter run counts only if it reached the target, so the others must not be forgotten
     is_short = over["changes"].str.fullmatch(ENDED_EARLY) & np.isinf(over["value"])
-    tried = len(known) + over.loc[is_short & ~over["seed"].isin(used["seed"]), "seed"].nunique()
+    tried = len(known) + over.loc[is_short & ~over["seeds"].isin(used["seeds"]), "seeds"].nunique()
     return f"reached by {reached} of {tried}" if 0 < reached < tried else ""

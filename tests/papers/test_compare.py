@@ -110,6 +110,10 @@ def test_shorter_run_that_misses_the_target_is_counted(tmp_path):
     here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
     row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.75A")
     assert row[["mean", "verdict"]].tolist() == [101, "not judged: reached by 1 of 2"]
+    more = {"seed": 0, "seeds": {"partition": 0, "sampling": 0, "training": 2}}
+    make_run(tmp_path, [*feddf, "rounds=50", "seeds.training=2"], [0.3] * 50, **more)
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.75A")
+    assert row["verdict"] == "not judged: reached by 1 of 3"
 
 
 @pytest.mark.parametrize(
@@ -284,6 +288,28 @@ def test_two_precisions_of_one_seed_count_once(tmp_path):
     compare8(tmp_path, *both, n=1, seeds="0", not_shown=1, mean=50, std=float("nan"))
     second = (["seed=1"], [0.44], {"seed": 1} | low)
     compare8(tmp_path, second, n=2, seeds="0 1", not_shown=1, mean=42)
+
+
+def test_runs_that_differ_in_the_seed_of_one_purpose_count_each(tmp_path):
+    """39 and 43 with two seeds of training; a repeat of the second one does not count."""
+    runs = []
+    for training, last in ((0, 0.39), (1, 0.43), (1, 0.5)):
+        seeds = {"partition": 0, "sampling": 0, "training": training}
+        runs.append(([f"seeds.training={training}"], [last], {"seed": 0, "seeds": seeds}))
+    names = "0 partition=0,sampling=0,training=1"
+    compare8(tmp_path, *runs, n=2, seeds=names, not_shown=1, mean=41, std=8**0.5, error=2)
+
+
+def test_fedavg_is_averaged_over_the_seeds_of_all_purposes(tmp_path):
+    """FedAvg ends at 0.4 and 0.6. FedKA reaches their mean in round 2, and 0.4 in round 1."""
+    for training, last in enumerate((0.4, 0.6)):
+        seeds = {"partition": 0, "sampling": 0, "training": training}
+        given = ["experiment=fedka/cifar10", "algorithm=fedavg", f"seeds.training={training}"]
+        make_run(tmp_path, given, [last], seed=0, seeds=seeds)
+    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka"], [0.45, 0.55], seed=0)
+    table = cells(tmp_path, "fedka_table2")
+    row = one(table, dataset="CIFAR-10", method="FedKA", metric="rounds_to_A")
+    assert row["mean"] == 2
 
 
 @pytest.mark.parametrize(
