@@ -20,7 +20,7 @@ from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.figures.pictures import PNG
+from fedexp.figures.pictures import PNG, given_picture_flags
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import readings
 from fedexp_papers.baselines import compare_with
@@ -39,9 +39,13 @@ def compare(options: Namespace) -> list[str]:
     With `--with`, compare each sweep with the committed runs of a paper's sweep.
 
     options: the flags of `fedexp-papers compare`. Raises ConfigError for a directory without a
-    finished run of a paper's sweep.
+    finished run of a paper's sweep, and for flags of figures beside `--with`, which draws none.
     """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
+    if options.baselines and (flags := given_picture_flags(options)):
+        raise ConfigError(
+            f"--with {options.baselines}: writes no figures; leave out {', '.join(flags)}"
+        )
     paths, lines = [], []
     for directory in options.directories:
         if options.baselines:

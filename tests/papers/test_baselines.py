@@ -103,6 +103,18 @@ def test_sweep_without_committed_runs_is_refused(name, reason, mine, capsys):
     assert not list(mine.glob("with_*"))
 
 
+def test_flags_of_figures_are_refused(mine, capsys):
+    """There are no figures of such a comparison, so that --no-figures asks for what it does."""
+    run_new_method(mine, [S3, *RELEASED], [0.5])
+    code, output = compare(mine, capsys, "--no-titles", "--colour-map", "magma")
+    assert code == 2
+    (line,) = output.err.splitlines()
+    assert "--with fedntd_table1_clients: writes no figures" in line
+    assert line.endswith("leave out --no-titles, --colour-map")
+    assert not list(mine.glob("with_*"))
+    assert compare(mine, capsys, "--no-figures")[0] == 0
+
+
 def test_sweep_without_a_finished_run_is_refused(mine, capsys):
     mine.mkdir()
     code, output = compare(mine, capsys)

@@ -103,3 +103,10 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
     titles = "draw figures without titles"
     add("--no-titles", dest="titles", action="store_const", const=False, help=titles)
     add("--style", help="matplotlib style file (.mplstyle), applied after fedexp's style")
+
+
+def given_picture_flags(options: argparse.Namespace) -> list[str]:
+    """Return the flags of `add_picture_flags` that the command line has."""
+    flags = {field.name: f"--{field.name.replace('_', '-')}" for field in fields(Pictures)}
+    flags["titles"] = "--no-titles"
+    return [flag for name, flag in flags.items() if getattr(options, name, None) is not None]
