@@ -28,7 +28,7 @@ from fedexp.rundir.sweeps import own_jobs
 from fedexp_papers.cells import LAST, LAST_TEN, OF_RULE, select_curve
 from fedexp_papers.evidence import TABLE, all_jobs
 from fedexp_papers.rules import Rule
-from fedexp_papers.sweeps import HARMLESS, PaperSweep, find_cell, load_paper_sweep
+from fedexp_papers.sweeps import HARMLESS, PaperBlock, PaperSweep, find_cell, load_paper_sweep
 
 # Values that a baseline may have otherwise. The method's own are the point of the comparison.
 NOT_COMPARED = (*HARMLESS, "algorithm.", "analysis.", "local_evaluation.")
@@ -96,10 +96,21 @@ def list_baselines(
             left_out.setdefault("; ".join(reasons), set()).add(method)
             continue
         options = {text for text in run.overrides if text.startswith("algorithm.")}
-        own = sorted(options - set(block.fixed if block else ()))
-        found.append(Baseline(run, " ".join([method, *own]), values_of(run)))
+        if block:
+            options -= {*block.fixed, *named_by_method(block)}
+        found.append(Baseline(run, " ".join([method, *sorted(options)]), values_of(run)))
     lines = [f"Not used: {', '.join(sorted(who))} ({why})" for why, who in left_out.items()]
     return found, lines
+
+
+def named_by_method(block: PaperBlock) -> set[str]:
+    """Return the overrides that the names of a block's methods stand for, as in `FedKA (R)`."""
+    found: set[str] = set()
+    for key, values in block.axes.items():
+        methods = {fields["method"] for fields in values.values() if "method" in fields}
+        if len(methods) == len(values):
+            found |= {f"{key}={value}" for value in values}
+    return found
 
 
 def values_of(run: RunDirectory) -> dict[str, Any]:

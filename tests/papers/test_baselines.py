@@ -9,7 +9,10 @@ import yaml
 
 from fedexp.config.composition import composed, without_hydra
 from fedexp.config.values import resolve
+from fedexp_papers.baselines import list_baselines
 from fedexp_papers.command import main
+from fedexp_papers.evidence import all_jobs
+from fedexp_papers.sweeps import load_paper_sweep
 from quick_runs import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,24 @@ def test_flags_of_figures_are_refused(mine, capsys):
     assert line.endswith("leave out --no-titles, --colour-map")
     assert not list(mine.glob("with_*"))
     assert compare(mine, capsys, "--no-figures")[0] == 0
+
+
+def test_methods_are_named_once_and_told_apart(tmp_path):
+    """FedKA (H) stands for a selection of anchors. FedNTD(MSE) has one name for each beta."""
+    table7, table14 = tmp_path / "fedka_table7", tmp_path / "fedntd_table14"
+    given = ["experiment=fedka/cifar10", "algorithm=fedka", "algorithm.norm=per_anchor"]
+    make_run(table7, [*given, "algorithm.beta=0.01", "algorithm.selection=hard"], [0.5])
+    given = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd", "algorithm.distance=mse"]
+    for beta in (0.1, 0.3):
+        make_run(table14, [*given, f"algorithm.beta={beta}"], [0.5])
+    wanted = ["FedKA (H)", "FedNTD(MSE) algorithm.beta=0.1", "FedNTD(MSE) algorithm.beta=0.3"]
+    found = []
+    for folder in (table7, table14):
+        with all_jobs(folder) as jobs:
+            baselines, left_out = list_baselines(load_paper_sweep(folder.name), jobs)
+        assert not left_out
+        found += [each.method for each in baselines]
+    assert found == wanted
 
 
 def test_sweep_without_a_finished_run_is_refused(mine, capsys):
