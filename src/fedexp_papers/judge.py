@@ -48,6 +48,9 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
     The verdicts are: within | outside | failed as printed | not reached as printed | not run |
     not judged: <why>.
 
+    If all runs diverged, a published number is outside, but a target that was never reached is not
+    judged, as the runs ended early.
+
     row: a row of the tidy table. diverged: whether each run diverged. why: a reason not to judge
     the value. It is ignored if all runs diverged.
     """
@@ -62,9 +65,9 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
         return f"not judged: {why}"
     if note.startswith("failed"):
         return judge_published_failure(row, all(diverged))
-    if all(diverged):
+    if all(diverged) and note != "not_reached":
         return "outside"
-    if math.isnan(row["mean"]):
+    if all(diverged) or math.isnan(row["mean"]):
         return "not judged: no number"
     if note == "not_reached":
         never = 0.0 if row["metric"] == "speedup" else math.inf

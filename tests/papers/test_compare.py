@@ -102,6 +102,27 @@ def test_target_that_the_paper_never_reaches_is_compared(tmp_path):
     assert row["mean"] == float("inf")  # the mean of the other seed would flatter
 
 
+def test_diverged_runs_do_not_judge_a_target_that_was_never_reached(tmp_path):
+    """FedDF never reaches 0.45 in print. Our only run diverges after 100 rounds, then another seed
+    runs to the end."""
+    feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
+    here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
+    make_run(tmp_path, [*feddf, "seed=0"], [0.3] * 100, status="diverged", seed=0)
+    table = cells(tmp_path, "flashback_table1")
+    row = one(table, **here, metric="rounds_to_0.9A")
+    assert (row["verdict"], layout.format_cell([row])) == (
+        "not judged: no number",
+        "failed¹ [never]",
+    )
+    assert one(table, **here, metric="rounds_to_0.75A")["verdict"] == "outside"  # 105 in print
+    make_run(tmp_path, [*feddf, "seed=1"], [0.3] * 200, seed=1)
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.9A")
+    assert (row["verdict"], layout.format_cell([row])) == (
+        "not reached as printed",
+        "never*† [never]",
+    )
+
+
 def test_shorter_run_that_misses_the_target_is_counted(tmp_path):
     """Seed 0 reaches 0.375 in round 101, as printed (105); seed 1 ended before it did."""
     feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
