@@ -128,10 +128,17 @@ def mark_verdict(row: Mapping[str, Any]) -> str:
 
 
 def format_tolerance(row: Mapping[str, Any]) -> str:
-    """Return the tolerance of a measured value, or "" if it is the strict one."""
+    """Return the tolerance of a measured value, or "" if it is the strict one.
+
+    It has more digits than the value if it would otherwise look like the strict one.
+    """
     strict = strict_tolerance(row["unit"], row["metric"], row["printed"])
-    is_wider = row["verdict"] in VERDICTS and row["tolerance"] > strict
-    return f" tol. {format_column(row, 'tolerance')}" if is_wider else ""
+    if row["verdict"] not in VERDICTS or not row["tolerance"] > strict:
+        return ""
+    text, digits = format_column(row, "tolerance"), 3
+    while float(text) <= strict:
+        text, digits = f"{row['tolerance']:.{digits}f}", digits + 1
+    return f" tol. {text}"
 
 
 def format_cell(rows: Rows) -> str:

@@ -246,6 +246,13 @@ def test_marks_tell_the_strict_tolerance_from_wider_ones():
     assert cell(43.0, 6.0, verdict="not judged: reduced protocol") == "43.00¹~ [40.00]"
     assert cell(50.0, 6.0, verdict="outside") == "50.00¹! [40.00 tol. 6.00]"
     assert cell(43.0, 3.14, n=2, std=1.0) == "43.00 ± 1.00+ [40.00 tol. 3.14]"
+    # a tolerance that is hardly wider does not look like the strict one, 2 points or 0.05
+    assert cell(41.0, 2.004) == "41.00¹* [40.00 tol. 2.004]"
+    lost = {"metric": "forgetting", "unit": "fraction", "printed": 0.7, "difference": 0.02}
+    assert cell(0.72, 0.0523, **lost) == "(0.72¹*) [(0.70 tol. 0.052)]"
+    assert cell(0.72, 0.0501, **lost) == "(0.72¹*) [(0.70 tol. 0.0501)]"
+    assert cell(0.72, 0.05, **lost) == "(0.72¹*) [(0.70)]"
+    assert cell(0.72, 0.0551, **lost) == "(0.72¹*) [(0.70 tol. 0.06)]"
     never = {"unit": "rounds", "metric": "rounds_to_A", "printed": float("nan")}
     never |= {"note": "not_reached", "verdict": "not reached as printed"}
     assert cell(float("inf"), float("nan"), **never) == "never¹* [never]"
