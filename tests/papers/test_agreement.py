@@ -138,6 +138,16 @@ def test_repeated_values_count_once_and_columns_of_the_rule_are_not_held_out():
     assert count_coverage(tables, "FedKA").judged == 0
 
 
+def test_failed_values_of_several_tables_count_each():
+    """They have no number that a table could repeat."""
+    failed = row("SCAFFOLD", float("nan"), float("nan"), note="failed", diverged=1)
+    failed |= {"verdict": "failed as printed"}
+    parts = {"fedntd_table1": failed, "fedntd_table11": {**failed, "table": "11"}}
+    tables = {name: pd.DataFrame([each]) for name, each in parts.items()}
+    sweeps = {name: load_paper_sweep(name) for name in tables}
+    assert judged_values(sweeps, tables)["table"].tolist() == ["1", "11"]
+
+
 def test_counts_of_the_committed_table_equal_a_recount():
     """FedNTD Table 1, from comparison.csv without the functions under test."""
     table = pd.read_csv(MULTIRUN / "fedntd_table1" / "comparison.csv", keep_default_na=False)

@@ -6,9 +6,10 @@ import pytest
 from fedexp.analysis.report import finish_sweep
 from fedexp.rundir.sweeps import write_sweep_name
 from fedexp_papers import layout
+from fedexp_papers.cells import CELL
 from fedexp_papers.cells import cells as compared
 from fedexp_papers.command import main
-from fedexp_papers.readings import check_claims
+from fedexp_papers.readings import check_claims, summarise_readings
 from fedexp_papers.sweeps import load_paper_sweep
 from quick_runs import make_run
 
@@ -389,6 +390,26 @@ def test_readings_have_separate_rows(tmp_path):
         assert float(one(table, **here, method=method)["mean"]) == pytest.approx(mean)
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
+
+
+def test_readings_without_a_number_of_rounds_have_no_distance():
+    """MOON is 10 and 3 rounds away. Its other reading is 4 rounds away, and never reaches A."""
+    row = dict.fromkeys(CELL, "") | {"method": "MOON", "unit": "rounds", "protocol": "full"}
+    other = row | {"method": "MOON (released)", "reading": "released"}
+    rows = [
+        row | {"reading": "", "metric": "rounds_to_0.5A", "difference": 10.0},
+        other | {"metric": "rounds_to_0.5A", "difference": 4.0},
+        row | {"reading": "", "metric": "rounds_to_A", "difference": 3.0},
+        other | {"metric": "rounds_to_A", "difference": float("inf")},
+    ]
+    (section,) = summarise_readings(pd.DataFrame(rows))
+    assert section.table.to_dict("index") == {
+        "MOON (released), rounds_to_0.5A": {
+            "mean distance": "4",
+            "of the first reading": "10",
+            "closer to the published value": "1 of 1",
+        }
+    }
 
 
 def test_first_reading_is_shown_before_the_others():

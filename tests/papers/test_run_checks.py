@@ -78,6 +78,16 @@ def test_committed_runs_of_fedka_tested_on_one_cohort():
         assert float(distance) <= 1.3
 
 
+def test_run_that_failed_before_it_had_a_configuration_is_left_out(tmp_path):
+    folder = tmp_path / "multirun" / "fedka_table3"
+    given = ["experiment=fedka/cifar10", "participation=0.2", "algorithm=fedavg"]
+    make_run(folder, given, [0.5], status="failed")
+    (folder / "run0" / "config.yaml").unlink()
+    known = {"participation": "0.2", "method": "FedAvg", "reading": "", "n": 1}
+    text = tabulate_cohort_test(tmp_path, pd.DataFrame([known]))
+    assert text.splitlines()[2:] == []
+
+
 def test_ceilings_are_the_highest_accuracies_of_each_reading(tmp_path):
     """A is 0.59 at beta=0.5. A changed mu is named, a run that has not ended is left out."""
     folder = tmp_path / "multirun" / "flashback_table1"
