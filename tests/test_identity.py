@@ -156,6 +156,12 @@ def test_seeds_share_a_group_name():
     assert group_name(values) != group_name(values | {"rounds": 1})
 
 
+def test_group_name_has_the_value_of_the_partition():
+    given = {"choices": CHOICES, "alpha": 0.1, "partition": {"alpha": 1.0}}  # partition.alpha=1
+    assert "1.0" in group_name(given)
+    assert "0.1" in group_name({"choices": CHOICES, "alpha": 0.1, "partition": {"min_size": 9}})
+
+
 # --- the data
 
 

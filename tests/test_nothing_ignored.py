@@ -273,6 +273,19 @@ def test_typed_option_of_a_group_without_effect_is_rejected(options, unused, nee
     check(needed)
 
 
+def test_view_of_the_test_data_is_rejected_if_only_the_validation_set_is_used():
+    views = "test_views=[plain,augmented]"
+
+    def check(*more):
+        options = ["dataset=cifar10", views, *more]
+        check_used(OmegaConf.to_container(composed(*options), resolve=True), options)
+
+    check()
+    with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\]: has no effect.*=both"):
+        check("validation.fraction=0.1")
+    check("validation.fraction=0.1", "evaluate_on=both")
+
+
 def test_options_of_own_data_sets_are_not_judged():
     """An own data set may have `split_seed` without `test_fraction`."""
     values = {"dataset": {"_target_": "own.Photos", "split_seed": 1}}

@@ -45,6 +45,19 @@ def test_rounds_beside_rounds_per_task_are_refused_for_a_longer_run(fedexp, tmp_
     assert summary_of(tmp_path / "run")["rounds"] == 3
 
 
+def test_a_key_that_the_partition_refers_to_is_refused_for_a_longer_run(fedexp, tmp_path):
+    """The partition of a run is stored with the value, which was 0.5."""
+    fedexp.done(*RUN, "alpha=0.5", "rounds=1", "hydra.run.dir=run")
+    before = (tmp_path / "run/config.yaml").read_bytes()
+    for more in ((), ("rounds=2",)):
+        answer = fedexp("resume=run", "alpha=9", *more)
+        assert answer.code == 2
+        assert "partition.alpha: 0.5 in the run, 9 now" in answer.err
+    assert (tmp_path / "run/config.yaml").read_bytes() == before
+    fedexp.done("resume=run", "alpha=0.5", "rounds=2")
+    assert summary_of(tmp_path / "run")["rounds"] == 2
+
+
 def test_resumed_run_may_switch_its_figures_on_and_off(fedexp, tmp_path):
     """The run was started with figures=false, which SMALL has."""
 

@@ -60,6 +60,8 @@ def resumed_job(job: Job) -> Job:
         node = OmegaConf.create(moved)
         if key == "rounds" and node.scenario.rounds_per_task == node.rounds:
             node.scenario.rounds_per_task = value  # ${rounds} in the options of the group
+        if key in node.get("partition", {}) and key != "data_dir":
+            node.partition[key] = value  # ${alpha} in the options of the group
         OmegaConf.update(node, key, value, merge=False)
         moved = OmegaConf.to_container(node)
     typed = [text.removeprefix(FORCED) for text in job.overrides if key_of(text) != "resume"]

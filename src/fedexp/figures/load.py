@@ -12,6 +12,7 @@ import numpy as np
 from fedexp.data.views import PLAIN, VIEWS, name_in_view
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
+from fedexp.rundir.identity import partition_numbers
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -178,8 +179,7 @@ def run_title(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """
     chosen = {**summary, **(config.get("choices") or {})}
     data = [str(chosen["partition"])] if "partition" in chosen else []
-    keys = [key for key in ("alpha", "shards_per_client") if data and config.get(key) is not None]
-    data += [f"{key}={config[key]}" for key in keys]
+    data += [f"{key}={value}" for key, value in partition_numbers(config).items() if data]
     clients, seed, status = config.get("num_clients"), config.get("seed"), summary.get("status")
     parts = [
         " on ".join(str(chosen[group]) for group in ("algorithm", "dataset") if group in chosen),

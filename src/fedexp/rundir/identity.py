@@ -176,10 +176,18 @@ def setting(container: Mapping[str, Any]) -> str:
     container: the configuration, including `choices`, the chosen option of each group.
     """
     choices = container["choices"]
-    number = next(
-        (f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), ""
-    )
+    number = next(iter(partition_numbers(container).values()), "")
     return f"{choices['algorithm']}_{choices['dataset']}_{choices['partition']}{number}"
+
+
+def partition_numbers(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return alpha and shards_per_client, if the partition has them.
+
+    The partition's own value counts, which may be set beside the key that it refers to.
+    """
+    own = container.get("partition") or {}
+    found = {key: own.get(key, container.get(key)) for key in PARTITION_NUMBERS}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def group_name(container: Mapping[str, Any]) -> str:

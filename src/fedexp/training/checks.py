@@ -15,7 +15,7 @@ from fedexp.data.partition import Natural
 from fedexp.data.partition_file import File
 from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
-from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, VALIDATION
+from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, VALIDATION, configured_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.rundir.identity import flatten, value_of
 from fedexp.rundir.objective import check_objective, direction_of
@@ -88,6 +88,12 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
             f"local.steps={assigned['local.steps']} and"
             f" local.epochs={assigned['local.epochs']}: both set the length of local training; give"
             " only one of them"
+        )
+    views = values["test_views"] if "test_views" in assigned else []
+    if AUGMENTED in views and AUGMENTED not in configured_views(values):
+        wrong.append(
+            f"test_views=[{','.join(views)}]: has no effect, because the run is evaluated on its"
+            " validation set; evaluate_on=both also evaluates the test views"
         )
     if wrong:
         raise ConfigError("\n".join(wrong))
