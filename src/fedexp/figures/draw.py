@@ -42,6 +42,7 @@ from fedexp.metrics.forgetting_metric import FORGETTING, LOCAL_ROUND_FORGETTING,
 from fedexp.metrics.quantity import ACCURACY, LOSS, TRAIN_LOSS, Column
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.tasks import AVERAGE_ACCURACY, NEW_TASK_ACCURACY
 
 PER_ROW = 4  # maximum number of heat maps side by side
 WHAT_F_IS = "forgetting F: best since\nround 1 minus last;\nnegative if the last is best"
@@ -49,6 +50,10 @@ ACCURACIES = (
     (Column(ACCURACY), BLUE),
     (Column(ACCURACY, AUGMENTED), GREEN),
     (Column(ACCURACY, VALIDATION), GREY),
+)
+TASK_ACCURACIES = (
+    (AVERAGE_ACCURACY, BLUE, "average accuracy on the learned tasks"),
+    (NEW_TASK_ACCURACY, ORANGE, "new-task accuracy"),
 )
 LOSSES = (
     (Column(TRAIN_LOSS), BLUE),
@@ -133,13 +138,8 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
     task_lines(run, above, "white")
-    begun = file.learning > 0
-    rounds, accuracy, learning = file.rounds[begun], file.accuracy[begun], file.learning[begun]
-    is_learned = np.arange(accuracy.shape[1]) < learning[:, None]
-    average = accuracy.mean(axis=1, where=is_learned)
-    line(below, rounds, average, BLUE, "average accuracy on the learned tasks")
-    latest = accuracy[np.arange(len(rounds)), learning - 1]
-    line(below, rounds, latest, ORANGE, "new-task accuracy")
+    for quantity, colour, label in TASK_ACCURACIES:
+        line(below, *run.points(Column(quantity, view).name), colour, label)
     if not below.lines:
         write_note(below, "undefined before the first round")
     below.set_ylim(0, 1.03)

@@ -38,12 +38,9 @@ AVERAGE_ACCURACY = Quantity(
     label="average accuracy of the tasks",
     main=True,
 )
+NEW_TASK_ACCURACY = Quantity("new_task_accuracy", "max", "test/new_task_accuracy", main=True)
 TASK_FORGETTING = Quantity("task_forgetting", "min", main=True)
-QUANTITIES = (
-    AVERAGE_ACCURACY,
-    Quantity("new_task_accuracy", "max", "test/new_task_accuracy", main=True),
-    TASK_FORGETTING,
-)
+QUANTITIES = (AVERAGE_ACCURACY, NEW_TASK_ACCURACY, TASK_FORGETTING)
 
 
 def over_clients(
