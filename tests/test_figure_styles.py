@@ -1,5 +1,6 @@
 """Test formats, titles and style files of figures, and class names."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fedexp.analysis.draw_sweep import sweep_pictures
 from fedexp.analysis.sweep_figures import settings
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
-from fedexp.figures import draw, list_figures, make_figures
+from fedexp.figures import draw, list_figures, make_figures, read_settings
 from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import fitting, styled
@@ -104,18 +105,31 @@ def test_wrong_size_or_colours_are_refused(tmp_path, capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
-def test_figures_follow_the_configuration(tmp_path):
+def test_figures_follow_the_configuration(tmp_path, caplog):
     make_small(tmp_path)
     (tmp_path / "config.yaml").write_text(
-        CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n"
+        CONFIG + "figures: {draw: true, format: [pdf], titles: true, size: 3, style: gone}\n"
     )
-    # The style file does not exist, so the default settings are used.
-    assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
+    assert read_settings(tmp_path) == Pictures(format=("pdf",)), "only usable settings"
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == ["figures.style=gone", "figures.size=3"]
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
     assert {p.suffix for p in make_figures(tmp_path)} == {".pdf"}
     assert main(["figures", str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
     assert (tmp_path / "figures" / "curves.svg").exists()
     assert main(["figures", str(tmp_path), "--format", "jpg"]) == 2
+
+
+def test_style_file_is_relative_to_the_directory_where_the_run_was_started(tmp_path, caplog):
+    style = tmp_path / "here" / "paper.mplstyle"
+    make_small(tmp_path / "run")
+    style.parent.mkdir()
+    style.write_text("savefig.dpi: 100\n")
+    known = {"format": 2, "identity": "", "directory": str(style.parent), "shape": [], "parts": []}
+    (tmp_path / "run" / "origin.json").write_text(json.dumps(known | {"values": {}}))
+    (tmp_path / "run" / "config.yaml").write_text(CONFIG + "figures: {style: paper.mplstyle}\n")
+    assert read_settings(tmp_path / "run") == Pictures(style=str(style))
+    assert not caplog.records
 
 
 def test_class_names_are_single_lines_without_mathematics(tmp_path):

@@ -35,8 +35,8 @@ from fedexp.config.options import conf_directories
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError, reason_of
 from fedexp.core.storage import typed_path
-from fedexp.figures import save_all
-from fedexp.figures.pictures import PNG, Pictures
+from fedexp.figures import read_settings, save_all
+from fedexp.figures.pictures import PNG
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import config_folders, own_jobs
@@ -113,8 +113,8 @@ def draw_figures(
 
     The settings are those of the first run whose configuration has any, changed by the flags.
     """
-    found = (run.config["figures"] for run in runs if "figures" in run.config)
-    look = Pictures.of(next(found, None))
+    found = (read_settings(run.directory) for run in runs if "figures" in run.config)
+    look = next(found, PNG)
     return save_all(directory / "figures", pictures, look.changed(flags) if flags else look)
 
 

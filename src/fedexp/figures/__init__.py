@@ -18,6 +18,7 @@ from fedexp.core import storage
 from fedexp.data.views import name_in_view, suffix
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
+from fedexp.rundir import origin
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -70,8 +71,17 @@ def make_figures(
 
 
 def read_settings(run_dir: Path) -> Pictures:
-    """Return the figure settings of a run's configuration."""
-    return Pictures.of(RunDirectory(run_dir).config.get("figures"))
+    """Return the figure settings of a run's configuration.
+
+    A relative style file is first looked for where the run was started.
+    """
+    run = RunDirectory(run_dir)
+    node: Any = run.config.get("figures")
+    style = node.get("style") if isinstance(node, Mapping) else None
+    if isinstance(style, str) and run.has(origin.NAME):
+        place = Path(origin.read(run_dir)["directory"], style)
+        node = {**node, "style": str(place)} if place.is_file() else node
+    return Pictures.of(node)
 
 
 def save_all(

@@ -1,6 +1,7 @@
 """The figure settings. The config node `figures` or flags of subcommands set them."""
 
 import argparse
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, Self
 
 from fedexp.core.console import comma_list
 from fedexp.core.errors import ConfigError, nearest, require, require_choice
+
+log = logging.getLogger("fedexp")
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -47,18 +50,21 @@ class Pictures:
     def of(cls, node: object) -> Self:
         """Return the settings in a run's configuration.
 
-        Settings that are missing or unusable are replaced by their defaults. This happens if the
-        run was made by an older version or if a style file was deleted.
+        Missing settings have their defaults; the run may be of an older version. An unusable one,
+        such as a style file that was deleted, is named in a warning and has its default, too.
         """
-        if isinstance(node, bool):
-            return cls(draw=node)
-        given = node if isinstance(node, Mapping) else {}
-        known = {field.name: given.get(field.name, field.default) for field in fields(cls)}
-        try:
-            lists = {name: tuple(known[name]) for name in ("format", "classes", "size")}
-            return cls(**known | lists)
-        except (ConfigError, TypeError):
-            return cls(draw=given.get("draw") is not False)
+        found, known = cls(), as_node(node)
+        known = known if isinstance(known, Mapping) else {}
+        for field in (each for each in fields(cls) if each.name in known):
+            value, is_list = known[field.name], isinstance(field.default, tuple)
+            try:
+                change: dict[str, Any] = {field.name: tuple(value) if is_list else value}
+                found = replace(found, **change)
+            except (ConfigError, TypeError) as error:
+                wrong = f"figures.{field.name}={value}: has the wrong type"
+                why = error if isinstance(error, ConfigError) else wrong
+                log.warning("%s; this setting of the run is not used", why)
+        return found
 
     def changed(self, options: argparse.Namespace) -> "Pictures":
         """Return a copy of these settings, changed by the command line's flags."""
