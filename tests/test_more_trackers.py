@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedexp.cli.sweeps import tracker_of
+from fedexp.config.arguments import hydra_arguments
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError, HookFailed
@@ -24,7 +25,7 @@ from wandb_runs import make_info
 
 
 def made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -109,11 +110,47 @@ def test_tensorboard_forgets_a_start_without_a_saved_state(tmp_path):
     assert values == [0, pytest.approx(0.2)]
 
 
-def test_tensorboard_logdir_collects_all_runs(tmp_path):
+def test_tensorboard_logdir_has_a_folder_for_each_run(tmp_path, monkeypatch):
+    """The second run is resumed in another working directory."""
     pytest.importorskip("tensorboard")
-    track(TensorBoard(logdir=str(tmp_path / "all")).create(), make_info(made(tmp_path / "run")))
-    assert events(tmp_path / "all" / "run").Scalars("test/accuracy")
-    assert not (tmp_path / "run" / "tensorboard").exists()
+    config = TensorBoard(logdir=str(tmp_path / "all"))
+    places = [made(tmp_path / "outputs" / name / "seed0") for name in ("fedavg", "fedntd")]
+    track(config.create(), make_info(places[0]), rounds=[0])
+    tracker, resumed = config.create(), config.create()
+    track(tracker, make_info(places[1]), rounds=[0, 1])
+    resumed.load_state_dict(tracker.state_dict())
+    monkeypatch.chdir(places[0])
+    track(resumed, make_info(places[1], first_round=1, resumed=True), rounds=[2, 3])
+    for name, rounds in (("fedavg", [0]), ("fedntd", [0, 1, 2, 3])):
+        found = events(tmp_path / "all" / "outputs" / name / "seed0").Scalars("test/accuracy")
+        assert [event.step for event in found] == rounds
+    assert not (places[0] / "tensorboard").exists()
+
+
+def test_tensorboard_has_nothing_of_a_run_that_was_replaced(tmp_path):
+    pytest.importorskip("tensorboard")
+    config = TensorBoard(logdir=str(tmp_path / "all"))
+    for rounds in (range(4), [0, 1]):
+        track(config.create(), make_info(made(tmp_path / "run")), rounds)
+    (file,) = (tmp_path / "all" / "run").iterdir()
+    assert [event.step for event in events(file).Scalars("test/accuracy")] == [0, 1]
+
+
+def test_new_logdir_of_a_resumed_run_gets_all_rounds(tmp_path):
+    pytest.importorskip("tensorboard")
+    first, second = (TensorBoard(logdir=str(tmp_path / name)).create() for name in "ab")
+    info = make_info(made(tmp_path / "run"))
+    track(first, info, rounds=[0, 1, 2])
+    second.load_state_dict(first.state_dict())
+    past = [make_record(number) for number in range(3)]
+    track(second, replace(info, first_round=2, resumed=True, past=lambda: past), rounds=[3])
+    found = events(tmp_path / "b" / "run").Scalars("test/accuracy")
+    assert [event.step for event in found] == [0, 1, 2, 3]
+
+
+def test_logdir_may_be_a_number():
+    (written,) = hydra_arguments(["tracker=tensorboard", "tracker.tensorboard.logdir=2026_11"])
+    assert build(composed(*written)).tracker == [TensorBoard(logdir="2026_11")]
 
 
 # --- failures

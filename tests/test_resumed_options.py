@@ -103,6 +103,12 @@ def test_only_paths_in_the_data_directory_move_with_it():
     assert with_new_folder(paths, "data/", "new") == moved
 
 
+def test_paths_of_figures_and_trackers_stay_those_of_the_first_start():
+    node = {"figures": {"style": "x"}, "tracker": {"tensorboard": {"logdir": "x"}}}
+    moved = {"figures": {"style": "/place/x"}, "tracker": {"tensorboard": {"logdir": "/place/x"}}}
+    assert with_new_paths(node, "/place/{}".format) == moved
+
+
 def test_files_of_a_text_data_set_are_names_in_its_folder():
     """A file of this name where the run was started, such as the folder itself, is not meant."""
     node = {"root": "x", "vocabulary": "x", "vectors": "x"}

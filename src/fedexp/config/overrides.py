@@ -9,7 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
-FILES = ("data_dir", "root", "path", "weights")  # keys of paths to data
+# last parts of the keys of paths that a run reads or writes outside its directory
+FILES = ("data_dir", "root", "path", "weights", "style", "logdir")
 DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "resume")  # keys of directories of runs
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 # texts that Hydra's grammar reads without quotes; NAME: the same with letters of any alphabet

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+EVENTS = "events.out.tfevents.*"  # glob pattern
+
+
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 
-    # each run writes to a folder in `logdir`, or to <run directory>/tensorboard if `logdir` is None
+    # each run writes to a folder of its own in `logdir`, see `event_folder`
     logdir: str | None
 
     def check(self) -> None:
@@ -46,10 +49,14 @@ class TensorBoardTracker(Tracker):
         self.classes = info.classes
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = info.directory / "tensorboard"
-        if self.config.logdir is not None:
-            folder = Path(self.config.logdir) / info.directory.name
-        # A run that starts again or is resumed repeats rounds that may be in an earlier event file.
+        folder = event_folder(info.directory, self.config.logdir)
+        there = list(folder.glob(EVENTS))
+        if not there:  # such as in a new `logdir`
+            self._last_round = -1
+        if self._last_round < 0:
+            for path in there:  # of a run that this one replaces
+                path.unlink()
+        # A resumed run repeats rounds that may be in an earlier event file.
         # With purge_step, TensorBoard discards the earlier values.
         self.writer = SummaryWriter(str(folder), purge_step=self._last_round + 1)
         if self._last_round < 0:
@@ -85,6 +92,19 @@ class TensorBoardTracker(Tracker):
 
     def abort(self) -> None:
         self.writer.close()
+
+
+def event_folder(directory: Path, logdir: str | None) -> Path:
+    """Return the folder for the event files of a run, the same from any working directory.
+
+    In `logdir`, it is named by the path of the run directory from the folder that has `logdir`. If
+    the run is not in that folder, its absolute path is used.
+    """
+    if logdir is None:
+        return directory / "tensorboard"
+    folder, run = Path(logdir).resolve(), directory.resolve()
+    inside = run.is_relative_to(folder.parent)
+    return folder / run.relative_to(folder.parent if inside else run.anchor)
 
 
 def as_code(text: str) -> str:
