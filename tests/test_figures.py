@@ -280,6 +280,9 @@ def test_titles_describe_the_run():
     assert run_title({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
     own = config | {"partition": {"shards_per_client": 3}}  # partition.shards_per_client=3
     assert "shards_per_client=3" in run_title(own, {"status": "completed"})
+    config["algorithm"] = {"paradigm": "centralized"}
+    title = "mine on cifar10, all data on one client, seed 3"
+    assert run_title(config, {"status": "completed"}) == title
 
 
 def test_class_reduction_figure_shows_the_forgetting_degree():

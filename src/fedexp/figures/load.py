@@ -12,7 +12,7 @@ import numpy as np
 from fedexp.data.views import PLAIN, VIEWS, name_in_view
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
-from fedexp.rundir.identity import partition_numbers
+from fedexp.rundir.identity import partition_numbers, value_of
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -175,16 +175,19 @@ def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
 def run_title(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Describe a run in one line for titles: algorithm, data set, partition, clients and seed.
 
-    The status is added unless it is `completed`.
+    A centralized run has neither partition nor clients. The status is added unless it is
+    `completed`.
     """
     chosen = {**summary, **(config.get("choices") or {})}
     data = [str(chosen["partition"])] if "partition" in chosen else []
     data += [f"{key}={value}" for key, value in partition_numbers(config).items() if data]
     clients, seed, status = config.get("num_clients"), config.get("seed"), summary.get("status")
+    division = [" ".join(data), f"{clients} clients" if clients else ""]
+    if value_of(config, "algorithm.paradigm") == "centralized":
+        division = ["all data on one client"]
     parts = [
         " on ".join(str(chosen[group]) for group in ("algorithm", "dataset") if group in chosen),
-        " ".join(data),
-        f"{clients} clients" if clients else "",
+        *division,
         f"seed {seed}" if seed is not None else "",
         status if status != "completed" else "",
     ]
