@@ -246,6 +246,14 @@ def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path, unrendered
     assert {p.stem for p in make_figures(tmp_path)} == ALL - {"local_round"}
 
 
+def test_loss_figure_does_not_call_the_objective_cross_entropy(tmp_path):
+    make_run(tmp_path, local=False)
+    (axes,) = draw.loss(load_run_data(tmp_path)).axes
+    assert axes.get_ylabel() == "loss"
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["train loss (objective),\nmean over clients", "test loss"]
+
+
 @pytest.mark.parametrize(
     "shape",
     [

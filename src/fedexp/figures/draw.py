@@ -193,14 +193,17 @@ def curves(run: RunData) -> Figure:
 
 
 def loss(run: RunData) -> Figure:
-    """Draw the clients' training loss and the global model's test and validation loss."""
+    """Draw the clients' training loss and the global model's test and validation loss.
+
+    The training loss is what clients minimise, with penalties; the others are cross-entropies.
+    """
     figure, (axes,) = figure_of(run, "Loss", 3.6)
     for column, colour in LOSSES:
         line(axes, *run.points(column.name), colour, column.label)
     low, high = axes.dataLim.intervaly
     if low > 0 and high > 50 * low:
         axes.set_yscale("log")
-    axes.set_ylabel("cross-entropy")
+    axes.set_ylabel("loss")
     _round_axes(run, axes)
     return figure
 

@@ -112,7 +112,7 @@ ACCURACY = Quantity(
 LOSS = Quantity("test_loss", "min", "test/loss", validated="validation/loss")
 of_training = partial(Quantity, tested=False)
 TRAIN_LOSS = of_training(
-    "train_loss", "min", "local/train_loss", label="train loss,\nmean over clients"
+    "train_loss", "min", "local/train_loss", label="train loss (objective),\nmean over clients"
 )
 LR = of_training("lr", tracked="local/lr")
 TASK = of_training("task", tracked="local/task")
