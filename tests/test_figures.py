@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedexp.core.storage import read_table
 from fedexp.data.partitioned import Partition, partition_hash
-from fedexp.figures import draw, make_figures, style
+from fedexp.figures import draw, interim_pictures, make_figures, style
 from fedexp.figures.draw_details import class_reduction, local_series
 from fedexp.figures.load import find_reduced_classes, load_run_data, run_title
 from fedexp.metrics.record import Record
@@ -185,6 +185,14 @@ def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     np.testing.assert_array_equal(map_array(figure), expected)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["global, round 2", "client 0", "client 2", "global, round 3"]
+
+
+def test_pictures_during_a_run_show_the_view_that_was_tested(tmp_path):
+    make_run(tmp_path, local=False)
+    history = Record(np.ones((4, 10), dtype=np.int64))
+    history.add(2, np.linspace(0, 1, 10))
+    found = interim_pictures(tmp_path, {"validation": history})
+    assert set(found) == {"class_accuracy_validation", "class_accuracy_normalised_validation"}
 
 
 @pytest.mark.parametrize(

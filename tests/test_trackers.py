@@ -280,7 +280,8 @@ def test_online_without_a_key_logs_a_warning(tmp_path, fake_wandb, caplog):
     assert "W&B has no API key" in warning
 
 
-def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb):
+@pytest.mark.parametrize("view", ["plain", "validation"])
+def test_images_are_logged_every_n_rounds(view, tmp_path, fake_wandb):
     from PIL import Image
 
     picture = io.BytesIO()
@@ -289,7 +290,8 @@ def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb):
     tracker = make_tracker(log_images_every=2)
     tracker.start(make_info(tmp_path, total_rounds=6, pictures=lambda records: drawn))
     for number in (0, 1, 3, 4, 6):
-        tracker.after_round(replace(make_record(min(number, 4)), round=number))
+        record = make_record(min(number, 4))
+        tracker.after_round(replace(record, round=number, records={view: record.records["plain"]}))
     rows = fake_wandb.runs[0].rows()
     assert [row["round"] for row in rows if "figures/map" in row] == [4]  # not the last
 

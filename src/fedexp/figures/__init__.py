@@ -115,7 +115,7 @@ def interim_pictures(run_dir: Path, records: "Mapping[str, Record]") -> dict[str
 
     These are the heat maps of class accuracies and, if local models were evaluated, the latest
     round figure. No file is written, and the run may be in progress or finished. records: a dict
-    that maps each view of the test set, including the plain view, to its record.
+    that maps each view of the test set to its record.
     """
     from fedexp.figures.style import styled
 

@@ -102,9 +102,8 @@ def load_run_data(
     """Load a run directory. If a file is damaged, raises ConfigError with the file's name.
 
     summary: the content of summary.json, if this file has not been written yet.
-    records: class accuracies up to a certain round by view of the test set, including the plain
-        view. They replace the accuracies in the files, and the data then describe the run after
-        that round.
+    records: class accuracies up to a certain round by view of the test set. They replace the
+        accuracies in the files, and the data then describe the run after that round.
     """
     import pandas as pd
 
@@ -115,7 +114,8 @@ def load_run_data(
         missing = run_dir / files.PARTITION
         log.warning("%s: is missing; figures of classes and clients are left out", missing)
     if records is not None:
-        summary, last = {}, records[PLAIN].rounds[-1]  # shown as unfinished
+        summary = {}  # shown as unfinished
+        last = max(record.rounds[-1] for record in records.values() if record.rounds)
         rounds = rounds[rounds["round"] <= last]
     else:
         there = [view for view in VIEWS if is_divided and run.class_accuracy(view) is not None]

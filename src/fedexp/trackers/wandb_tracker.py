@@ -221,7 +221,7 @@ class WandbTracker(Tracker):
         # Images of the last round are logged with the results.
         if every is None or record.round % every or not 0 < record.round < total:
             return {}
-        if record.class_accuracy is None:
+        if not record.tested:
             return {}
         from PIL import Image
 
