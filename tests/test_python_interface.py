@@ -506,6 +506,23 @@ def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
     )
 
 
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_evaluate_normalises_images_as_pretrained_weights_require(library, tmp_path):
+    pytest.importorskip(library)
+    given = ["model=timm", "model.name=test_vit", "model.image_size=32"]
+    if library == "torchvision":
+        from torchvision.models import shufflenet_v2_x0_5
+
+        torch.save(shufflenet_v2_x0_5().state_dict(), tmp_path / "weights.pth")
+        given = ["model=torchvision", "model.name=shufflenet_v2_x0_5", "model.image_size=32"]
+        given += [f"model.weights={tmp_path / 'weights.pth'}", "model.freeze=[backbone]"]
+    small = [*quick_runs.FEDERATION, *EXACT, "local.batch_size=60", "num_clients=20"]
+    made = fedexp.run([*small, "rounds=1", *given], directory=tmp_path / "run")
+    found = evaluate(made)
+    assert found.accuracy == pytest.approx(made.summary["accuracy"], abs=1e-12)
+    assert found.loss == pytest.approx(made.rounds["test_loss"].iloc[-1], rel=1e-9)
+
+
 def test_evaluate_refuses_a_run_without_a_global_model(tmp_path, capsys):
     fedexp.run([*SMALL, "rounds=1", "algorithm=local_only"], directory=tmp_path / "run")
     assert main.main(["evaluate", str(tmp_path / "run"), "--device=cpu"]) == 2

@@ -24,6 +24,7 @@ from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource, TextShape
 from fedexp.engine.network import default_torch, require_memory, trainable
 from fedexp.models import Model
+from fedexp.models.own import pass_normalisation
 from fedexp.rundir import kept_models, origin
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -121,12 +122,13 @@ def load_network(
     try:
 
         def build() -> nn.Module:
-            module = parts.model.build(shape, parts.num_classes)
-            return parts.algorithm.adapt(module, federation)
+            return parts.model.build(shape, parts.num_classes)
 
-        require_memory(build)
+        require_memory(lambda: parts.algorithm.adapt(build(), federation))
         with seeded(torch_seed(parts.seeds.training, "initial model")):
             module = build()
+            pass_normalisation(module, parts.dataset)
+            module = parts.algorithm.adapt(module, federation)
     except ConfigError as error:
         raise ConfigError(f"{run.directory}: {error}") from error
     load_weights(module, kept, run)

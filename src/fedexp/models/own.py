@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, nearest, reason_of, require
+from fedexp.data.datasets import Dataset
+from fedexp.data.types import Data, DataSource, ImageData
 from fedexp.models import Model, Output
 
 
@@ -224,6 +226,22 @@ class Reading(nn.Module):
             scale, shift = values[..., None, None]
             x = x * scale + shift
         return x
+
+
+def pass_normalisation(module: nn.Module, source: Data | DataSource) -> None:
+    """Pass the data set's mean and standard deviation to a network that normalises its input.
+
+    This must be done before an algorithm adapts the network.
+
+    source: the data set or its data. It is loaded if it does not have these values as options.
+    """
+    reading = getattr(module, "reading", None)
+    if not isinstance(reading, Reading):
+        return
+    if isinstance(source, DataSource) and not isinstance(source, Dataset):
+        source = source.load()
+    if isinstance(source, Dataset | ImageData):
+        reading.set_data_normalisation(source.normalise.mean, source.normalise.std)
 
 
 class Headed(nn.Module):

@@ -21,7 +21,7 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import memory
 from fedexp.core.errors import ConfigError, lacks_memory
 from fedexp.core.memory import size_of
-from fedexp.data.types import Data, ImageData
+from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.network import HEAD_PREFIX, trainable
@@ -30,7 +30,7 @@ from fedexp.engine.vectorised import engine as vectorised
 from fedexp.engine.vectorised.graphs import is_out_of_memory
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.models import Model, classifier_of
-from fedexp.models.own import Headed, LogitsOnly, Reading, describe_head, unreadable_input
+from fedexp.models.own import Headed, LogitsOnly, describe_head, unreadable_input
 
 log = logging.getLogger("fedexp")
 
@@ -111,13 +111,6 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
             f"model: {', '.join(frozen)} must be trainable, not frozen (requires_grad=False),"
             f" because {name} trains the classifier separately"
         )
-
-
-def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
-    """Pass the data set's mean and standard deviation to a model that normalises its input."""
-    reading = getattr(module, "reading", None)
-    if isinstance(reading, Reading) and isinstance(data, ImageData):
-        reading.set_data_normalisation(data.mean, data.std)
 
 
 def check_frozen(module: torch.nn.Module) -> None:

@@ -28,6 +28,7 @@ from fedexp.metrics.domains import ByDomain
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.own_test import OwnTest
 from fedexp.metrics.personal import Personal
+from fedexp.models.own import pass_normalisation
 from fedexp.training.checks import check_config, check_kept, shares_source
 from fedexp.training.division import divide, load_data
 from fedexp.training.model_fit import (
@@ -38,7 +39,6 @@ from fedexp.training.model_fit import (
     first_inputs,
     has_fixed_features,
     model_file_errors,
-    pass_normalisation,
     with_features,
 )
 from fedexp.training.simulation import Simulation, Stage, first_server_state
