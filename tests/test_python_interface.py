@@ -26,6 +26,7 @@ from fedexp.cli import main
 from fedexp.cli.evaluate import read_dataset
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, HookFailed
+from fedexp.core.rng import seeded
 from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Engine
 from fedexp.rundir import files, kept_models
@@ -513,7 +514,13 @@ def test_evaluate_normalises_images_as_pretrained_weights_require(library, tmp_p
     if library == "torchvision":
         from torchvision.models import shufflenet_v2_x0_5
 
-        torch.save(shufflenet_v2_x0_5().state_dict(), tmp_path / "weights.pth")
+        with seeded(3):
+            network = shufflenet_v2_x0_5()
+            for layer in network.modules():
+                if isinstance(layer, torch.nn.BatchNorm2d):
+                    layer.momentum = None  # the running statistics are those of one batch
+            network(torch.rand(8, 3, 32, 32))
+        torch.save(network.state_dict(), tmp_path / "weights.pth")
         given = ["model=torchvision", "model.name=shufflenet_v2_x0_5", "model.image_size=32"]
         given += [f"model.weights={tmp_path / 'weights.pth'}", "model.freeze=[backbone]"]
     small = [*quick_runs.FEDERATION, *EXACT, "local.batch_size=60", "num_clients=20"]

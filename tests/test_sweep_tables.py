@@ -152,6 +152,18 @@ def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
     assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
 
 
+def test_server_optimizer_is_not_fedavg(tmp_path):
+    """FedAvg needs 4 rounds to A; FedAvgM and FedAdam, set by a preset, need 2."""
+    slow, fast = [0.1, 0.1, 0.1, 0.5], [0.1, 0.5, 0.5, 0.5]
+    make_run(tmp_path, ["algorithm=fedavg"], slow, config={"server": {"optimizer": None}})
+    for name, given in (("sgd", ["server.optimizer=sgd"]), ("adam", ["local.lr=0.2"])):
+        config = {"server": {"optimizer": name}}
+        make_run(tmp_path, ["algorithm=fedavg", *given], fast, config=config)
+    targets = rounds_to_targets(tidy(own_jobs(tmp_path)))
+    assert sorted(targets["rounds_to_1A"]) == [2, 2, 4]
+    assert targets.set_index("rounds_to_1A")["speedup_1A"].to_dict() == {2: 2, 4: 1}
+
+
 def test_diverged_run_reaches_no_target(tmp_path):
     """Its best accuracy does not count for A, and its group has no rounds. If all runs of a setting
     diverged, there is no A."""

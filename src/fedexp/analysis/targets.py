@@ -12,6 +12,7 @@ from fedexp.analysis.layout import Section
 from fedexp.analysis.means_table import Layout, format_cell, label_rows, legend_of, make_table
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
 
@@ -77,6 +78,7 @@ def read_best_accuracy(run: RunDirectory) -> float:
 
 def is_fedavg(run: RunDirectory) -> bool:
     changed = any(text.startswith("algorithm.") for text in run.overrides)
+    changed |= value_of(run.config, "server.optimizer") is not None
     return run.summary.get("algorithm") == "fedavg" and not changed
 
 
