@@ -112,6 +112,20 @@ def test_table_without_tasks_has_no_task_columns(tmp_path, capsys):
     assert capsys.readouterr().out == text + paths
 
 
+def test_traffic_is_that_of_clients_that_took_part(tmp_path):
+    """Three of six clients started: one whose message arrived, one whose message was lost, and one
+    that had no batch. Together they sent 12 MB in two rounds and received 6 MB."""
+    make_run(tmp_path / "run")
+    (tmp_path / "run" / files.ROUNDS).write_text(
+        "round,test_accuracy,bytes_up,bytes_down\n0,0.125,,\n1,0.25,8e6,4e6\n2,0.5,4e6,2e6\n"
+    )
+    (tmp_path / "run" / files.CLIENTS).write_text(
+        "round,client,steps,arrived\n1,0,3,1\n1,1,3,0\n1,2,0,0\n2,0,0,1\n2,1,0,0\n2,2,0,0\n"
+    )
+    _, rows = table(tmp_path)
+    assert [rows[0][f"mb_{way}_per_client"] for way in ("up", "down")] == ["4.0", "2.0"]
+
+
 def test_table_has_each_run_once(tmp_path):
     """The directories overlap. One sweep has links to a run elsewhere and to one of the other."""
     for name in ("all/a/x", "all/b/y", "z"):

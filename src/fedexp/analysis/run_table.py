@@ -15,7 +15,7 @@ from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path, remove_leftovers, write_texts
 from fedexp.metrics.forgetting_metric import main_columns
-from fedexp.rundir import jobs
+from fedexp.rundir import files, jobs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
@@ -31,7 +31,8 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     """Return a finished run's row in the table of all runs.
 
     last5_accuracy: the mean over the last five evaluated rounds
-    mb_up_per_client, mb_down_per_client: the mean traffic of one client in one round, in MB
+    mb_up_per_client, mb_down_per_client: the mean traffic of one client in one round in which it
+        takes part, in MB
     average_task2, new_task2, ...: accuracies after each task from the second on. After the first
         task, both accuracies are equal.
 
@@ -47,15 +48,25 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
     found["last5_accuracy"] = np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan])
     found |= {column.key: summary.get(column.key) for column in main_columns()}
     found["seconds_per_round"] = np.median(run.values("seconds") or [np.nan])
-    clients = np.nan if run.clients is None else run.clients.groupby("round").size().mean()
     for way in ("up", "down"):
-        sent = np.mean(run.values(f"bytes_{way}") or [np.nan])
-        found[f"mb_{way}_per_client"] = sent / clients / 1e6
+        sent = np.sum(run.values(f"bytes_{way}") or [np.nan])
+        found[f"mb_{way}_per_client"] = sent / count_participations(run) / 1e6
     ends = {end["task"]: end for end in summary.get("tasks") or ()}
     for task in tasks:
         found[f"average_task{task}"] = ends.get(task, {}).get("average_accuracy")
         found[f"new_task{task}"] = ends.get(task, {}).get("new_task_accuracy")
     return found
+
+
+def count_participations(run: RunDirectory) -> float:
+    """Return how many clients took part in the rounds of a run together, or nan if none did.
+
+    With `cohorts.dropout`, clients that never started do not count.
+    """
+    rows = run.clients
+    if rows is not None and files.HAS_ARRIVED in rows:
+        rows = rows[(rows["steps"] > 0) | (rows[files.HAS_ARRIVED] == 1)]
+    return np.nan if rows is None or rows.empty else len(rows)
 
 
 def write_run_table(directories: Sequence[Path], out: Path, metrics: Sequence[str]) -> None:
