@@ -152,6 +152,11 @@ def test_measures_of_domains_equal_hand_calculation():
     }
     assert ByDomain().round_values(history) == pytest.approx(expected)
     assert ByDomain().summary(history) == pytest.approx(expected)
+    # round 3: (0.1 + 0.4) / 2 = 0.25; the mean over the rounds 2 and 3 is 0.2
+    history.add(3, np.zeros(4))
+    history.domains.add(3, np.array([0.4, 0.0, np.nan]))
+    assert ByDomain().round_values(history)["domain_round_forgetting"] == pytest.approx(0.25)
+    assert ByDomain().summary(history)["domain_round_forgetting"] == pytest.approx(0.2)
     first = ByDomain().round_values(history.upto(1))
     assert first["domain_accuracy"] == pytest.approx(0.5)
     assert np.isnan(first["domain_forgetting"])

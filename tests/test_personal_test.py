@@ -116,6 +116,29 @@ def test_forgetting_of_personal_models_equals_hand_calculation():
     assert history.upto(2).personal_accuracy is None, "those of round 3 are not round 2's"
 
 
+def test_forgetting_of_local_models_equals_hand_calculation():
+    """The global model of round 1 has the accuracies 0.8 and 0.6. In round 2, client 0 has 3 and 1
+    examples, and its model 0.4 and 0.7: drops 0.4 and 0, so (3 * 0.4 + 1 * 0) / 4 = 0.3, and
+    accuracy (3 * 0.4 + 1 * 0.7) / 4 = 0.475. Client 2 has only the second class, and its model 0.9
+    and 0.5: 0.1 and 0.5. Client 1 does not take part."""
+    history = Record(np.array([[3, 1], [5, 5], [0, 2]]))
+    metric = Personal(own=False, local=True)
+    history.add(0, np.array([1.0, 1.0]))
+    for round, row, local in (
+        (1, [0.8, 0.6], [[0.3, 0.3], [0.3, 0.3]]),
+        (2, [0.1, 0.1], [[0.4, 0.7], [0.9, 0.5]]),
+    ):
+        history.add(round, np.array(row))
+        history.add_local(round, np.array([0, 2]), np.array(local))
+    found = metric.local_values(history, 1)
+    assert found["personal_local_forgetting"].tolist() == pytest.approx([0.3, 0.1])
+    assert found["personal_local_accuracy"].tolist() == pytest.approx([0.475, 0.5])
+    assert np.isnan(metric.local_values(history, 0)["personal_local_forgetting"]).all()
+    values = metric.round_values(history)
+    assert values["personal_local_forgetting"] == pytest.approx(0.2)
+    assert values["personal_local_forgetting_worst"] == pytest.approx(0.3)
+
+
 def test_accuracy_of_the_worst_tenth_of_clients_equals_hand_calculation():
     values = np.arange(25) / 25
     assert spread(values, True)[2] == pytest.approx((0 + 1 + 2) / 75)  # ceil(2.5) = 3 clients
@@ -260,7 +283,9 @@ def test_local_models_have_personal_columns(tmp_path):
     shares = (local * counts).sum(1) / counts.sum(1)
     assert float(rows[3]["personal_local_accuracy"]) == pytest.approx(shares.mean(), abs=1e-12)
     assert rows[1]["personal_local_forgetting"] == ""
-    assert float(rows[3]["personal_local_forgetting"]) >= 0
+    received = simulation.runtime.evaluate(state.server["params"]).class_correct.numpy() / 5
+    lost = (counts * np.maximum(0, received - local)).sum(1) / counts.sum(1)
+    assert float(rows[3]["personal_local_forgetting"]) == pytest.approx(lost.mean(), abs=1e-12)
 
 
 def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
