@@ -118,7 +118,12 @@ RUNS = {
     for name in list_options("algorithm", conf_directories())
 }
 RUNS |= {
-    "fedntd mse": [*RUNS["fedntd"], "algorithm.distance=mse", "algorithm.beta=0.01"],
+    "fedntd mse": [
+        *DIGITS,
+        "algorithm=fedntd",
+        "algorithm.distance=mse",
+        "algorithm.beta=0.01",
+    ],
     "moon projection": [*RUNS["moon"], "algorithm.projection=4"],
     "fednova ccvr": [*RUNS["fednova"], "algorithm.variant=ccvr"],
     "scaffold steps": [*RUNS["scaffold"], "algorithm.divisor=steps", "local.momentum=0"],

@@ -257,6 +257,35 @@ def test_options_of_presets_may_have_no_effect():
         ),
         (["scenario=class_stream"], ["scenario.replay_policy=reservoir"], "scenario.replay=5"),
         (["dataset=image_folder"], ["dataset.split_seed=1"], "dataset.test_fraction=0.2"),
+        (
+            ["algorithm=cfed"],
+            ["algorithm.server_batch_size=64"],
+            "algorithm.server_distillation=true",
+        ),
+        (
+            ["algorithm=feddf"],
+            [
+                f"algorithm.{each}"
+                for each in ("steps=5", "patience=2", "interval=1", "validation=0.2")
+            ],
+            "algorithm.epochs_on_server=0",
+        ),
+        (
+            ["algorithm=fedka", "algorithm.anchors=missing"],
+            ["algorithm.selection=hard"],
+            "algorithm.anchors=both",
+        ),
+        (
+            ["algorithm=fedntd", "algorithm.distance=mse"],
+            ["algorithm.tau=2", "algorithm.tau_squared=false"],
+            "algorithm.distance=kl",
+        ),
+        (["algorithm=fedntd"], ["algorithm.mse_reduction=mean"], "algorithm.distance=mse"),
+        (
+            ["algorithm=flashback", "algorithm.on_server=false"],
+            ["algorithm.epochs_on_server=2"],
+            "algorithm.on_server=true",
+        ),
     ],
 )
 def test_typed_option_of_a_group_without_effect_is_rejected(options, unused, needed):
@@ -286,7 +315,9 @@ def test_view_of_the_test_data_is_rejected_if_only_the_validation_set_is_used():
     check("validation.fraction=0.1", "evaluate_on=both")
 
 
-def test_options_of_own_data_sets_are_not_judged():
-    """An own data set may have `split_seed` without `test_fraction`."""
+def test_options_of_own_parts_are_not_judged():
+    """An own data set may have `split_seed` without `test_fraction`, and an own algorithm may use
+    `tau` with another distance."""
     values = {"dataset": {"_target_": "own.Photos", "split_seed": 1}}
-    check_used(values, ["dataset.split_seed=1"])
+    values["algorithm"] = {"_target_": "own.Method", "tau": 2.0, "distance": "cosine"}
+    check_used(values, ["dataset.split_seed=1", "algorithm.tau=2"])

@@ -16,10 +16,10 @@ held-out labelled data every 100 steps, and the best student is used. Training s
 the code's default, the average from which the student starts is not a candidate.
 
 If `epochs_on_server` is greater than 0, the server makes this number of passes over the public set
-and uses the last model, as in comparisons with Flashback (E_s); `steps` and `patience` are then
-ignored. Differs from the released code: The authors validate on 10 % of the training data. Here, a
-random fraction `validation` of the public set is used for validation. This is the only use of
-public labels.
+and uses the last model, as in comparisons with Flashback (E_s); `steps`, `patience`, `interval` and
+`validation` then have no effect. Differs from the released code: The authors validate on 10 % of
+the training data. Here, a random fraction `validation` of the public set is used for validation.
+This is the only use of public labels.
 """
 
 import math

@@ -55,6 +55,27 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "scenario.shuffle_classes": ("scenario.classes=null",),
     "scenario.replay_policy": ("scenario.replay",),
 }
+# further such options by the class of the algorithm
+USED_BY: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "fedexp.algorithms.cfed.CFeD": {
+        "algorithm.server_batch_size": ("algorithm.server_distillation",),
+    },
+    "fedexp.algorithms.feddf.FedDF": dict.fromkeys(
+        [f"algorithm.{key}" for key in ("steps", "patience", "interval", "validation")],
+        ("algorithm.epochs_on_server=0",),
+    ),
+    "fedexp.algorithms.fedka.FedKA": {
+        "algorithm.selection": ("algorithm.anchors=both", "algorithm.anchors=non_dominant"),
+    },
+    "fedexp.algorithms.fedntd.FedNTD": {
+        "algorithm.tau": ("algorithm.distance=kl",),
+        "algorithm.tau_squared": ("algorithm.distance=kl",),
+        "algorithm.mse_reduction": ("algorithm.distance=mse",),
+    },
+    "fedexp.algorithms.flashback.Flashback": {
+        "algorithm.epochs_on_server": ("algorithm.on_server",),
+    },
+}
 
 
 def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
@@ -69,18 +90,21 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
     """
     assigned = dict(pair for text in typed for pair in assigned_values(text))
     known = flatten(values)
+    of_algorithm = USED_BY.get(value_of(values, "algorithm._target_"), {})
+    conditions_of = {**USED_WITH, **of_algorithm}
     # a mapping such as local.rates is assigned by its keys
     keys = [
         key
-        for key, conditions in USED_WITH.items()
+        for key, conditions in conditions_of.items()
         if any(f"{each}.".startswith(f"{key}.") for each in assigned)
         and conditions[0].partition("=")[0] in known
     ]
     wrong = [
         f"{key}={value_of(values, key)}: this option only has an effect with"
-        f" {' or '.join(USED_WITH[key])}"
+        f" {' or '.join(conditions_of[key])}"
         for key in keys
-        if value_of(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
+        if value_of(values, key) is not None
+        and not any(holds(values, condition) for condition in conditions_of[key])
     ]
     given = {key for key, value in assigned.items() if value != "None"}
     if {"local.steps", "local.epochs"} <= given:
