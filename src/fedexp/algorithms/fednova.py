@@ -19,7 +19,8 @@ across clients to each gradient g, before weight decay:
     ccvr         g <- g + (d_mean - d_k), with d_k from the client's last participation (0 before
                  its first);
                  after each round, with n = sum of n_k over all clients,
-                 d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k
+                 d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k,
+                 or 1 / K for K clients in place of n_k / n with weighting=uniform
     ccvr_frozen  like ccvr, but with d_mean = 0 in all rounds, as in FedNTD's released code.
 """
 

@@ -204,8 +204,9 @@ class ClientDrop(ForgettingMetric):
     """`client_forgetting`: drop of the local models from each client's own best class accuracies.
 
     This is FlexFed's measure with the opposite sign, averaged over classes and over those clients
-    of the cohort that have trained in an earlier evaluated round. It starts in round 2. The summary
-    contains the value of the last round.
+    of the cohort that have trained in an earlier round in which local models were tested, so it
+    depends on `local_evaluation.every`. It starts in round 2. The summary contains the value of the
+    last round.
     """
 
     columns: ClassVar = {"client_forgetting": "min"}

@@ -63,7 +63,7 @@ def absence(record: Record, round: int) -> np.ndarray:
     """Return how many rounds ago a client of the cohort last held each class, float64 [C].
 
     The value is 0 if a client of this round's cohort has training examples of the class, and nan if
-    no cohort has had any.
+    no cohort has had any. The examples are those of the partition, without replayed ones.
     """
     found = np.full(record.counts.shape[-1], np.nan)
     for ago in range(round):
