@@ -22,7 +22,7 @@ from fedexp.training.callbacks import callbacks_of, create_all
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import SMALL
-from toy_federation import TWO_TASKS, make_simulation
+from toy_federation import ALL, TWO_TASKS, make_simulation
 
 
 class Listening(Callback):
@@ -67,6 +67,20 @@ def test_callback_ends_a_run_with_its_reason(tmp_path):
     assert (state.round, state.status) == (2, "stopped")
     assert state.stopped == {"by": "callback", "reason": "enough"}
     assert checkpoint.load(tmp_path).state["status"] == "stopped"
+
+
+def test_stopped_run_is_tested_in_its_last_round(tmp_path):
+    """Its results were those of an earlier model, here of the initial one."""
+    options = {"eval_interval": 3, "forgetting_metric": ALL}
+    simulation = make_simulation(rounds=5, **options)
+    state = play(simulation, tmp_path, Listening(ends_after=1))
+    assert (state.round, state.status) == (2, "stopped")
+    (tmp_path / "shorter").mkdir()
+    shorter = play(make_simulation(rounds=2, **options), tmp_path / "shorter", Listening())
+    assert_equal(state.server, shorter.server)
+    np.testing.assert_equal(vars(state.record), vars(shorter.record))
+    assert state.record.rounds == (0, 2)
+    assert state.record.local_rounds == (2,)
 
 
 def test_interrupt_before_the_first_new_round_leaves_a_run_as_it_is(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 import yaml
 from helpers import SMALL, add_class, assert_same_run, summary_of, table
 
+from fedexp.training import rounds
+
 RUN = ("algorithm=scaffold", *SMALL, "local.batch_size=200")  # one step a client
 
 
@@ -235,6 +237,25 @@ def test_patience_ends_a_resumed_run_where_it_ends_an_undisturbed_one(fedexp, tm
     said = fedexp.rejected("resume=run", "stop.patience=1").err
     assert "stop.patience=1 would have ended the run after round 2, but it has 3 rounds" in said
     assert (tmp_path / "run/origin.json").read_bytes() == before
+
+
+def test_resumed_run_stops_where_it_was_decided_to_stop(fedexp, tmp_path, monkeypatch):
+    """The time is over after round 1, which is not tested, so round 2 is tested and the last."""
+    rare, play = ("rounds=9", "eval_interval=9"), rounds.play_round
+
+    def interrupted(simulation, state, *others):
+        if state.round == 1:
+            raise KeyboardInterrupt
+        return play(simulation, state, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "play_round", interrupted)
+        assert fedexp(*RUN, *rare, "stop.minutes=1e-6", "hydra.run.dir=run").code == 130
+    fedexp.done("resume=run")
+    fedexp.done(*RUN, "rounds=2", "eval_interval=9", "hydra.run.dir=whole")
+    run, whole = (summary_of(tmp_path / name) for name in ("run", "whole"))
+    assert run["stopped"] == {"by": "minutes", "minutes": 1e-6}
+    assert (run["rounds"], run["accuracy"]) == (2, whole["accuracy"])
 
 
 def test_patience_uses_test_data_only_on_request(fedexp):

@@ -146,9 +146,9 @@ class Callback:
     def after_round(self, record: RoundRecord) -> "str | Mapping[str, Any] | None":
         """Called after the rows of a round have been written, also for round 0.
 
-        Return a reason to end the run after this round, or None to continue. The class of the
-        callback's options must declare `ends_runs` then. A mapping is stored as it is
-        (`State.stopped`).
+        Return a reason to end the run after this round, or None to continue. If this round is not
+        tested (`eval_interval`), the run ends after the next one, which then is. The class of the
+        callback's options must declare `ends_runs`. A mapping is stored as it is (`State.stopped`).
         """
 
     def after_task(self, record: RoundRecord) -> None:

@@ -59,10 +59,12 @@ class EarlyStop(Callback):
     """Ends a run whose accuracy no longer improves, or whose time is over.
 
     The time limit `stop.minutes` is counted from `start`.
+
+    eval_interval: the rounds from one test to the next. A run only ends after a test.
     """
 
-    def __init__(self, stop: Stop):
-        self.stop = stop
+    def __init__(self, stop: Stop, eval_interval: int = 1):
+        self.stop, self.eval_interval = stop, eval_interval
         self._recent: deque[float] = deque(maxlen=3)  # seconds of the last rounds
 
     def start(self, info: RunInfo) -> None:
@@ -79,7 +81,9 @@ class EarlyStop(Callback):
             curve = record.records[patience_view(self.stop)].curve
             if end_of_patience(curve, self.stop.patience) is not None:
                 return {"by": PATIENCE, "patience": self.stop.patience}
-        if now + max(self._recent) >= self.end:
+        # If the next round is not tested, the run can only end after another one.
+        rounds = 1 if (record.round + 1) % self.eval_interval == 0 else 2
+        if now + rounds * max(self._recent) >= self.end:
             return {"by": MINUTES, "minutes": self.stop.minutes}
         return None
 
@@ -207,7 +211,7 @@ def callbacks_of(built: Built) -> list[Callback]:
     found = create_all(built.analysis, Callback)
     found += filter(None, (each.callback() for each in built.forgetting_metric))
     if built.stop.patience is not None or built.stop.minutes is not None:
-        found.append(EarlyStop(built.stop))
+        found.append(EarlyStop(built.stop, settings.eval_interval))
     if settings.keep_models is not None or settings.keep_local_models is not None:
         found.append(KeepModels(settings))
     if built.figures.draw:

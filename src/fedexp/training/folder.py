@@ -263,8 +263,8 @@ class RunFolder:
             if number in state.record.cohorts
         }
         check_cohorts(self.directory, planned, state.record.cohorts)
-        ended = state.status in ("completed", "stopped") and state.round < simulation.rounds
-        if ended and not self._lacks_only_results(state):
+        has_rounds = state.status != "diverged" and state.round < simulation.rounds
+        if has_rounds and not self._stays_stopped(state):
             state.status, state.stopped = "running", {}
         self._apply_patience(state)
         return state
@@ -287,8 +287,8 @@ class RunFolder:
         if last is not None and state.status == "running":
             state.stop({"by": PATIENCE, "patience": stop.patience})
 
-    def _lacks_only_results(self, state: State) -> bool:
-        """Return whether a run was interrupted after it stopped, while its results were written."""
+    def _stays_stopped(self, state: State) -> bool:
+        """Return whether a run was interrupted between the decision to stop it and its results."""
         if self.run.finished or self.extends or not state.stopped:
             return False
         return stays_stopped(

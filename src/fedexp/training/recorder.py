@@ -125,7 +125,7 @@ class Recorder:
                     f"callback: {each.key} ended the run ({reason}), but the class of its options"
                     " does not declare ends_runs = True, by which sweeps know that it may"
                 )
-            if state.status == "running":
+            if state.status == "running" and not state.stopped:
                 state.stop(
                     {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
                 )

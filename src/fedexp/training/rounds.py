@@ -7,6 +7,7 @@ import logging
 import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -86,6 +87,8 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
 
     copies_epochs: whether to copy the local models before training and after each local epoch.
     """
+    if state.stopped:
+        simulation = replace(simulation, stops_in=state.round + 1)
     # An own part may draw from global generators. Those of clients are seeded for each of them.
     with seeded(torch_seed(simulation.seeds.training, "server hooks", state.round + 1)):
         return _play_round(simulation, state, copies_epochs)

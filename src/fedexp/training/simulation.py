@@ -88,6 +88,8 @@ class Simulation:
     local_evaluation: LocalEvaluation
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None
+    # the round with which the run stops early, if it is decided to stop; its models are tested
+    stops_in: int | None = None
     # the only part that changes: schedules made in advance, by round and client
     prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
 
@@ -147,16 +149,20 @@ class Simulation:
     def ends_task(self, round: int) -> bool:
         return round % self.rounds_per_task == 0
 
+    def is_always_tested(self, round: int) -> bool:
+        """Return whether the models are tested after a round, however rare tests are."""
+        return self.ends_task(round) or round == self.stops_in
+
     def is_evaluated(self, round: int) -> bool:
         """Return whether the global model is tested after a round."""
-        return round % self.settings.eval_interval == 0 or self.ends_task(round)
+        return round % self.settings.eval_interval == 0 or self.is_always_tested(round)
 
     def tests_local(self, round: int) -> bool:
         """Return whether the local models of a round are tested."""
         if not self.metrics.needs_local or not self.is_evaluated(round):
             return False
         every = self.local_evaluation.every or 1
-        return round % every == 0 or self.ends_task(round)
+        return round % every == 0 or self.is_always_tested(round)
 
     def tests_distributed(self, round: int) -> bool:
         """Return whether the model that clients receive is tested when a round starts.

@@ -115,7 +115,8 @@ class State:
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged | stopped
-    # why the run stopped early: `by` is the reason; another key is the option that caused it
+    # why the run stopped early: `by` is the reason; another key is the option that caused it. While
+    # the run goes on, the next round is its last one.
     stopped: dict[str, Any] = field(default_factory=dict)
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
@@ -139,7 +140,9 @@ class State:
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite
         elif result.is_last:
-            self.status = "completed"
+            self.status, self.stopped = "completed", {}
+        elif self.stopped:
+            self.status = "stopped"
 
     def add_tests(
         self, number: int, tests: Mapping[str, Scores], cohort: Sequence[int] = ()
@@ -162,11 +165,15 @@ class State:
                 record.add_local(number, np.array(cohort), test.local, test.distributed)
 
     def stop(self, why: Mapping[str, Any]) -> None:
-        """Set the status to stopped.
+        """Stop the run, after the next round if the models of this one were not tested.
+
+        The results of a run are those of its last round, so the next round is tested.
 
         why: the reason, which is stored in the attribute `stopped`.
         """
-        self.status, self.stopped = "stopped", dict(why)
+        self.stopped = dict(why)
+        if self.record.rounds[-1] == self.round:
+            self.status = "stopped"
 
     @property
     def record(self) -> Record:
