@@ -24,6 +24,7 @@ from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.values import resolve
 from fedexp.core import interrupts
 from fedexp.core.errors import INTERRUPTED, ConfigError
+from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
@@ -178,6 +179,18 @@ def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
         states.append(job_status(Planned(run, [], config)))
     assert RunDirectory(run).status == "stopped"
     assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
+
+
+def test_job_that_was_given_more_rounds_and_stopped_is_left_as_it_is(tmp_path):
+    """Its two rounds were stored as those of a job with one round."""
+    one, more = (composed("tracker=none", f"rounds={rounds}") for rounds in (1, 30))
+    run = write_run(tmp_path / "job", {}, rounds=2, status="stopped")
+    change_summary(run, stopped={"by": "minutes", "minutes": 1e-4})
+    origin.write(run, essential(build(more)), [1, 8, 8], {"first_round": 0}, None, "mine")
+    with RunFolder(Job(one, run, [], {}, "mine"), build(one)) as folder:
+        assert folder.is_done
+    with RunFolder(Job(more, run, [], {}, "mine"), build(more)) as folder:
+        assert not folder.is_done
 
 
 def test_peak_memory_includes_child_processes():

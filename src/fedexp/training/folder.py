@@ -75,6 +75,7 @@ class RunFolder:
         self.by_name = built.settings.resume is not None
         self.continues = False  # whether the job continues the run in the directory
         self.extends = False  # whether it changes the run's number of rounds or limits
+        self.has_length = True  # whether the run has this job's number of rounds
         self.origin: dict[str, Any] = {}  # of the run that continues, later of this job
         self.saved: checkpoint.Saved | None = None  # from which the run continues
         self.checksums: dict[str, str] = {}  # of the data, see `data_checksums`
@@ -116,12 +117,12 @@ class RunFolder:
         """Check that the run was started with the values of this job.
 
         Only a run that is resumed by name may be given more rounds. If a job of a sweep was given
-        more rounds and finished, the sweep accepts it and logs a warning.
+        more rounds and ended, the sweep leaves it as it is and logs a warning.
 
         differing: a description of each value that differs, by its key.
         """
         changed = [key for key in differing if key in LENGTH or key.startswith(STOPS)]
-        self.extends = bool(changed)
+        self.extends, self.has_length = bool(changed), {*changed}.isdisjoint(LENGTH)
         extends_only = len(changed) == len(differing)
         if self.extends and self.job.sweep is None and extends_only:
             self._check_extension(changed)
@@ -143,7 +144,7 @@ class RunFolder:
         before, rounds, last = self.origin["values"], self.values.get("rounds"), self.run.last_round
         played = self.built.scenario.rounds_per_task  # the number of rounds of a run with one task
         problem = ""
-        if not {*changed}.isdisjoint(LENGTH):
+        if not self.has_length:
             schedule = before.get("local.schedule")
             if find_task_partitions(self.directory):
                 problem = "a run with several tasks cannot be given more rounds"
@@ -204,6 +205,8 @@ class RunFolder:
         """Whether nothing is left to do for this job."""
         if not self.reopens or (self.job.sweep is None and self.extends):
             return False
+        if not self.has_length:
+            return True
         built = self.built
         return is_finished(self.run, built.stop, built.values["callback"], self.by_name)
 
