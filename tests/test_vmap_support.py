@@ -1,10 +1,12 @@
 """Which networks the vectorised engine can train, as a trial decides (vectorised/support.py)."""
 
 import logging
+import random
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,6 +41,21 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Scaling(nn.Module):
+    """Draws one number for all clients if it is vectorised."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(self.draw()) if self.training else x
+
+
+def draw_from_numpy() -> float:
+    return np.random.rand()  # noqa: NPY002 (what users call)
+
+
 class OnlyAtRest(nn.Module):
     """A layer that fails in eval mode if it is vectorised."""
 
@@ -60,6 +77,8 @@ def test_supported_layers_are_vectorised(layer):
     ("layer", "name", "reason"),
     [
         (nn.Dropout(0.1), "the layer 1 (Dropout)", "draws random numbers in training"),
+        (Scaling(random.random), "the layer 1 (Scaling)", "draws random numbers in training"),
+        (Scaling(draw_from_numpy), "the layer 1 (Scaling)", "draws random numbers in training"),
         (
             nn.InstanceNorm2d(1, track_running_stats=True),
             "the layer 1 (InstanceNorm2d)",

@@ -1,13 +1,17 @@
 """Find out whether the vectorised engine can train a network."""
 
 import copy
+import random
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from fedexp.core import tree
 from fedexp.core.errors import reason_of
+from fedexp.core.rng import seeded
 from fedexp.core.tree import Params
 from fedexp.engine.batch_norm import KINDS
 from fedexp.engine.network import FunctionalNetwork
@@ -31,13 +35,17 @@ def find_obstacle(module: nn.Module, x: Tensor) -> str | None:
     network, active = on_meta(module), [""]  # names of the modules that run, the innermost last
 
     def leave(*_: object) -> None:
+        if states() != before:  # vmap only notices draws from torch's generators
+            raise RuntimeError("random numbers of Python or NumPy")
         active.pop()
 
     for name, layer in network.named_modules():
         layer.register_forward_pre_hook(lambda *_, name=name: active.append(name))
         layer.register_forward_hook(leave)
     try:
-        try_step(network, torch.empty_like(x, device="meta"))
+        with seeded(0):
+            before = states()
+            try_step(network, torch.empty_like(x, device="meta"))
     except Exception as error:  # the network may be a user's
         reason = reason_of(error)
         what = f"is not supported by torch.func.vmap: {reason}"
@@ -45,6 +53,13 @@ def find_obstacle(module: nn.Module, x: Tensor) -> str | None:
             what = "draws random numbers in training"
         return describe(active[-1], module.get_submodule(active[-1]), what)
     return None
+
+
+def states() -> tuple[Any, ...]:
+    """Return the states of the global generators of Python and NumPy."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002 (what users call)
+    _, keys, *others = numpy
+    return random.getstate(), keys.tolist(), others
 
 
 def describe(name: str, layer: nn.Module, what: str) -> str:
