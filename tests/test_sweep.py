@@ -181,6 +181,18 @@ def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
     assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
 
 
+def test_run_that_is_resumed_by_name_keeps_the_relative_paths_of_its_identity(here):
+    """Otherwise, it was averaged with no other seed: resume= makes them absolute."""
+    given = ("tracker=none", "partition=file", "partition.path=parts.npz")
+    (here / "parts.npz").touch()
+    run, before = write_run(here / "run", {}), essential(build(composed(*given)))
+    origin.write(run, before, [1, 8, 8], {"first_round": 0}, None)
+    config = composed(*given[:2], f"partition.path={here}/parts.npz", "resume=run")
+    with RunFolder(Job(config, run, [], {}, None), build(config)) as folder:
+        assert folder.continues
+        assert folder.values == before
+
+
 def test_job_that_was_given_more_rounds_and_stopped_is_left_as_it_is(tmp_path):
     """Its two rounds were stored as those of a job with one round."""
     one, more = (composed("tracker=none", f"rounds={rounds}") for rounds in (1, 30))

@@ -121,6 +121,18 @@ def differences(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     }
 
 
+def with_names_of(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a command with the names that a run has for files that have moved.
+
+    So its identity does not depend on where its files are. known, values: as for `differences`.
+    """
+    before = known["values"]
+    return {
+        key: before[key] if key in before and is_moved(key, value) else value
+        for key, value in values.items()
+    }
+
+
 def is_moved(key: str, value: object) -> bool:
     return PATH.fullmatch(key) is not None and isinstance(value, str) and Path(value).exists()
 

@@ -103,6 +103,7 @@ class RunFolder:
         if self.continues:
             self.origin = origin.read(self.directory)
             self._check_values(origin.differences(self.origin, self.values))
+            self.values = origin.with_names_of(self.origin, self.values)
         elif alone and self.built.settings.accept_changed_data:
             raise ConfigError(
                 "accept_changed_data=true: can only be used with resume=<run directory>, or to"
