@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from helpers import SMALL, assert_same_run, content_of, summary_of
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL, "local.batch_size=200")  # one step a client
@@ -31,6 +32,24 @@ def test_resuming_complete_run_changes_nothing(fedexp, run):
     answer = fedexp.done("resume=run")
     assert "complete (2 rounds); nothing to do" in answer.err
     assert content_of(run) == before
+
+
+def test_options_of_a_resumed_run_are_kept_except_those_of_one_command(fedexp, run):
+    """They were only kept if the run was extended, and then accept_changed_data, too."""
+
+    def stored():
+        return yaml.safe_load((run / "config.yaml").read_text())
+
+    given = ("keep_models=1", "accept_changed_data=true")
+    for more in ((), ("rounds=3",)):
+        if not more:  # as if killed in round 2
+            (run / "summary.json").unlink()
+            shutil.move(run / "checkpoint/previous.pt", run / "checkpoint/latest.pt")
+        fedexp.done("resume=run", *given, *more)
+        assert stored()["keep_models"] == 1
+        assert (stored()["resume"], stored()["accept_changed_data"]) == (None, False)
+    fedexp.done("resume=run", "rounds=4")
+    assert stored()["keep_models"] == 1
 
 
 def test_partitions_of_an_interrupted_start_are_removed(fedexp, tmp_path, monkeypatch):

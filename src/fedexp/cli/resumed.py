@@ -43,6 +43,7 @@ def resumed_job(job: Job) -> Job:
         )
     stored = read_config(directory / files.CONFIG)
     choices = stored.pop("choices", {})
+    stored["accept_changed_data"] = False  # earlier versions stored it if a run was extended
     # the run may have been started with figures=false
     stored["figures"] = asdict(PNG) | as_node(stored.get("figures", True))
     place = Path(origin.read(directory)["directory"])  # which relative paths refer to

@@ -322,7 +322,7 @@ class RunFolder:
             return
         if self.lost_rounds:
             checkpoint.set_aside(self.directory)
-        if self.extends:
+        if self.extends or self.by_name:
             self._write_options()
         self._write_origin(simulation)  # last, because it says whether the run was extended
 
@@ -385,10 +385,12 @@ class RunFolder:
     def _write_options(self) -> None:
         """Write the overrides and the configuration of the run.
 
-        The file config.yaml is written last, because it makes the directory that of a run.
+        The file config.yaml is written last, because it makes the directory that of a run. What
+        applies to one command only is left out.
         """
+        config = {**self.config, "resume": None, "accept_changed_data": False}
         typed = [override for override in self.job.overrides if key_of(override) not in OF_COMMAND]
-        for name, content in ((files.OVERRIDES, typed), (files.CONFIG, self.config)):
+        for name, content in ((files.OVERRIDES, typed), (files.CONFIG, config)):
             storage.write_atomically(self.directory / name, storage.dump_yaml(content).encode())
 
 
