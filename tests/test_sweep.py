@@ -186,7 +186,7 @@ def test_run_that_is_resumed_by_name_keeps_the_relative_paths_of_its_identity(he
     given = ("tracker=none", "partition=file", "partition.path=parts.npz")
     (here / "parts.npz").touch()
     run, before = write_run(here / "run", {}), essential(build(composed(*given)))
-    origin.write(run, before, [1, 8, 8], {"first_round": 0}, None)
+    origin.write(run, before, [1, 8, 8], {"first_round": 0, "data": {}}, None)
     config = composed(*given[:2], f"partition.path={here}/parts.npz", "resume=run")
     with RunFolder(Job(config, run, [], {}, None), build(config)) as folder:
         assert folder.continues

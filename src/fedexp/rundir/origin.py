@@ -25,14 +25,14 @@ from typing import Any
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.rundir.identity import digest
+from fedexp.rundir.identity import DATASETS, digest
 
 NAME, FORMAT = "origin.json", 2
 KEYS = ("identity", "directory", "shape", "parts", "values")
 OPTIONAL = ("started", "sweep", "parameters", "commands")  # runs of earlier versions lack some
 INVENTORY = ("packages", "own_files")  # keys of a part that are only in origin.json
-# Keys that name files. They may name another place when a run is resumed, since the content of the
-# files is compared.
+# Keys that name files. They may name another place when a run is resumed if the content of the file
+# is compared.
 PATH = re.compile(r".*\.(root|path|weights)")
 
 
@@ -117,7 +117,7 @@ def differences(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     return {
         key: f"{key}: {before.get(key, '(absent)')} in the run, {values.get(key, '(absent)')} now"
         for key in sorted(before.keys() | values.keys())
-        if before.get(key) != values.get(key) and not is_moved(key, values.get(key))
+        if before.get(key) != values.get(key) and not is_moved(known, key, values.get(key))
     }
 
 
@@ -126,15 +126,34 @@ def with_names_of(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
     So its identity does not depend on where its files are. known, values: as for `differences`.
     """
-    before = known["values"]
     return {
-        key: before[key] if key in before and is_moved(key, value) else value
+        key: known["values"][key] if is_moved(known, key, value) else value
         for key, value in values.items()
     }
 
 
-def is_moved(key: str, value: object) -> bool:
-    return PATH.fullmatch(key) is not None and isinstance(value, str) and Path(value).exists()
+def is_moved(known: Mapping[str, Any], key: str, value: object) -> bool:
+    """Return whether a value is another name for a file of a run, or for its data.
+
+    The name may be the absolute path now. Another place counts only if the content is compared.
+    """
+    before = known["values"].get(key)
+    if not (PATH.fullmatch(key) and isinstance(before, str) and isinstance(value, str)):
+        return False
+    if Path(known["directory"], before) == Path(value):
+        return True
+    is_compared = key.startswith(DATASETS) or key in known["parts"][-1]["data"]
+    return is_compared and Path(value).exists()
+
+
+def changed_data(known: Mapping[str, Any], data: Mapping[str, str]) -> list[str]:
+    """Return the names of data that differ from those of a run's last rounds.
+
+    Runs of earlier versions lack the checksums of some files. known: the run's origin. data: the
+    checksums of the data, by name.
+    """
+    before = known["parts"][-1]["data"]
+    return [name for name, value in before.items() if data.get(name) != value]
 
 
 def check_data(
@@ -145,10 +164,9 @@ def check_data(
     known: the run's origin. data: the checksums of the data, by name. accepts: whether the data may
     differ (`accept_changed_data`).
     """
-    before = known["parts"][-1]["data"]
-    changed = [name for name in {**before, **data} if before.get(name) != data.get(name)]
+    before, changed = known["parts"][-1]["data"], changed_data(known, data)
     if changed and not accepts:
-        lines = [f"{name}: {before.get(name)} in the run, {data.get(name)} now" for name in changed]
+        lines = [f"{name}: {before[name]} in the run, {data.get(name)} now" for name in changed]
         raise ConfigError(
             f"{directory}: the data have changed since the run started (checksums of"
             f" {'; '.join(lines)})\naccept_changed_data=true continues with the changed data and"

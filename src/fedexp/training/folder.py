@@ -31,7 +31,7 @@ from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT, Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, files, origin
-from fedexp.rundir.identity import digest, essential
+from fedexp.rundir.identity import DATASETS, digest, essential, flatten, is_free
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
@@ -397,16 +397,12 @@ class RunFolder:
 def data_checksums(built: Built, arrays: str) -> dict[str, str]:
     """Return the checksums of the data that determine a run's results, by name.
 
-    arrays: the checksum of the loaded data sets.
+    arrays: the checksum of the loaded data sets. The other names are the keys of files.
     """
     found = {"arrays": arrays}
-    named = {
-        "partition.path": getattr(built.partition, "path", None),
-        "cohorts.path": getattr(built.cohorts, "path", None),
-        "model.weights": getattr(built.model, "weights", None),
-    }
-    for key, name in named.items():
-        if isinstance(name, str) and Path(name).is_file():
+    for key, name in flatten(built.values).items():
+        is_used = origin.PATH.fullmatch(key) and not is_free(key) and not key.startswith(DATASETS)
+        if is_used and isinstance(name, str) and Path(name).is_file():
             with storage.reading(Path(name)):
                 found[key] = f"{storage.crc_of(Path(name), Path(name).stat().st_size):08x}"
     return found

@@ -150,7 +150,7 @@ def log_start(folder: RunFolder, simulation: Simulation, state: State) -> None:
     last, after = folder.run.last_round or 0, state.round
     lost = f"; the later rounds, up to round {last}, are run again" if last > after else ""
     log.info("resuming after round %d%s", after, lost)
-    if folder.origin["parts"][-1]["data"] != folder.checksums:
+    if origin.changed_data(folder.origin, folder.checksums):
         log.warning("the data have changed since the previous rounds: %s", folder.checksums)
     if folder.extends:
         log.info("the run now has rounds=%s", folder.config["rounds"])
