@@ -108,6 +108,10 @@ def test_jobs_use_the_gpus_in_turn(monkeypatch):
     assert asked.for_job(1) is asked  # no GPU here
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [asked.for_job(number).device for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    # the user has requested no device
+    reason = "the jobs use the GPUs in turn"
+    assert asked.for_job(1).resolve(4).reason == reason
+    assert asked.for_job(1).resumed("fp32").resolve(4).reason == reason
     for changes in ({"device": "cpu"}, {"device": "cuda:1"}, {"engine": "workers"}):
         other = replace(asked, **changes)
         assert other.for_job(0) is other

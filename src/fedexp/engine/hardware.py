@@ -62,7 +62,7 @@ class Hardware(Checked, prefix="hardware."):
         in_workers = self.engine == "workers" or self.workers or launched_ranks()
         if not gpus or self.device not in ("auto", "cuda") or in_workers:
             return self
-        return replace(self, device=f"cuda:{number % gpus}")
+        return InTurn(**vars(self) | {"device": f"cuda:{number % gpus}"})
 
     def resumed(self, before: str) -> "Hardware":
         """Return the hardware for a run that is resumed, which may have started on a GPU.
@@ -164,6 +164,13 @@ class Hardware(Checked, prefix="hardware."):
         allowed = f"auto, cpu or one of this machine's {plural(count, 'CUDA device')}"
         require(exists, "hardware.device", self.device, allowed)
         return device, "requested"
+
+
+class InTurn(Hardware):
+    """The hardware of a job that uses one of this machine's GPUs, as `Hardware.for_job` chose."""
+
+    def _device(self) -> tuple[torch.device, str]:
+        return super()._device()[0], "the jobs use the GPUs in turn"
 
 
 def make_engine(hardware: Resolved) -> Engine:
