@@ -100,6 +100,29 @@ def test_columns_are_settings_named_by_differing_options(tmp_path):
     assert body(tmp_path)[0][1:3] == ["alpha=0.5: Accuracy (%)", "alpha=0.5: Forgetting"]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("model=cnn", "model=cnn_3fc"),
+        ("model.kernel=3", "model.kernel=5"),
+        ("cohorts.dropout=0", "cohorts.dropout=0.8"),
+        ("partition.numpy_seed=1", "partition.numpy_seed=2"),
+        ("dataset.train_splits=[test]", "dataset.train_splits=[train]"),
+        ("min_size=1", "min_size=10"),
+        ("sort_by_label=false", "sort_by_label=true"),
+        ("augment=false", "augment=true"),
+    ],
+)
+def test_methods_are_compared_with_the_same_data_model_and_clients(tmp_path, values):
+    """FedProx on one model was compared with FedAvg on another one."""
+    for given, method in itertools.product(values, ("fedavg", "fedprox")):
+        make_run(tmp_path, [given, f"algorithm={method}"], accuracy=0.5)
+    every = tidy(own_jobs(tmp_path))
+    assert set(every["method"]) == {"fedavg", "fedprox"}
+    found = differences(every, ["accuracy"], "fedavg")
+    assert [setting.split()[-1] for setting in found["setting"]] == ["settings", *values]
+
+
 def test_sort_flag_sorts_the_rows(tmp_path):
     make(tmp_path, METHODS)
 

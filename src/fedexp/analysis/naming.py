@@ -22,11 +22,11 @@ NAMED_GROUPS = (
     "partition=",
     "algorithm=",
 )  # groups that appear in every name
-# Keys of the data. If all runs have the same algorithm, these keys define settings, and all other
-# keys define methods.
+# First words of the keys of data, model, clients and cohorts, which belong to the setting.
 DATA = (
-    *("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients"),
-    *("cohorts", "participation"),
+    *("dataset", "augment", "scenario", "schedule", "validation", "test_per_client"),
+    *("evaluate_on", "partition", "alpha", "min_size", "shards_per_client", "sort_by_label"),
+    *("model", "num_clients", "participation", "cohorts"),
 )
 # These algorithms have solid lines of different colours in pictures.
 FIRST = ("fedavg", "fedntd", "fedprox", "scaffold", "moon", "flashback", "fedka", "cfed")
@@ -74,11 +74,11 @@ def shared_overrides(runs: Iterable[RunDirectory]) -> set[str]:
 def names(runs: Sequence[RunDirectory], of_data: bool = False) -> list[Name]:
     """Return the (setting, method) of each run. Only the runs of a group have the same.
 
-    Options of the data belong to the setting, and options of the algorithm belong to the method.
-    Other options in which the runs differ belong to the setting if the runs have several
-    algorithms, and to the method if all runs have the same algorithm. Groups with the same
-    overrides, such as runs before and after a file of options was edited, also have the values in
-    which they differ in their names.
+    Options of data, model, clients and cohorts belong to the setting, and options of the algorithm
+    belong to the method. Other options in which the runs differ belong to the setting if the runs
+    have several algorithms, and to the method if all runs have the same algorithm. Groups with the
+    same overrides, such as runs before and after a file of options was edited, also have the values
+    in which they differ in their names.
 
     of_data: whether these other options always belong to the method, as in tables.
     """
@@ -105,7 +105,7 @@ def extended(name: Name, texts: Iterable[str], of_data: bool) -> Name:
     """Add options to the setting or the method in a name. of_data: see `names`."""
     setting, method = [], []
     for text in texts:
-        is_data = not of_data or text.partition("=")[0] in DATA
+        is_data = not of_data or re.split("[=.]", text)[0] in DATA
         if text.startswith("algorithm.") or not is_data:
             method.append(text.removeprefix("algorithm."))
         else:
