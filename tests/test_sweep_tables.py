@@ -82,8 +82,8 @@ def test_runs_that_are_evaluated_on_other_sets_are_not_averaged(tmp_path):
         make_run(tmp_path, [*options, f"seed={seed}"], [0.5, 0.6], seed=seed)
     write_tables(tmp_path, own_jobs(tmp_path), Layout())
     table = pd.read_csv(tmp_path / "table.csv")
-    settings = [f"cifar10 p{text}" for text in ("", " evaluate_on=both", " evaluate_on=test")]
-    assert sorted(table["setting"]) == settings
+    methods = [f"fedavg{text}" for text in ("", " evaluate_on=both", " evaluate_on=test")]
+    assert sorted(table["method"]) == methods
     assert table["n"].tolist() == [1, 1, 1]
 
 

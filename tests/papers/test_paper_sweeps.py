@@ -175,6 +175,78 @@ def test_new_values_have_the_fixed_overrides_of_the_first_block():
     assert all({"cohorts.draw=round", "partition.numpy_seed=19940817"} <= {*job} for job in nova)
 
 
+NINE = [
+    *("fedavg", "fedavgm", "fedprox", "scaffold", "moon"),
+    *("fedntd", "flashback", "fedka", "fedlc"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "counts"),
+    [
+        ("benchmark_search", "alpha=0.1,0.5", dict.fromkeys(NINE, 18)),
+        (
+            "benchmark_search",
+            "alpha=0.1 local.lr=0.5",
+            dict.fromkeys(NINE, 3) | {"fedavg": 1, "scaffold": 1},
+        ),
+        (  # which only FedAvg and SCAFFOLD have
+            "benchmark_search",
+            "alpha=0.1 local.lr=0.01",
+            dict.fromkeys(NINE, 3) | {"fedavg": 1, "scaffold": 1},
+        ),
+        ("benchmark_search", "algorithm.mu=5", {"fedprox": 9, "moon": 9}),
+        ("benchmark_search", "algorithm=fedprox algorithm.mu=5", {"fedprox": 9}),
+        (
+            "fedntd_table8",
+            "local.epochs=2",
+            dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedntd", "fednova"], 1),
+        ),
+        (
+            "fedntd_table1",
+            "algorithm=fedntd,fednova experiment=fedntd/cifar10_iid",
+            {"fedntd": 1, "fednova": 1},
+        ),
+        # a value that the methods have in another block, with participation=0.25
+        (
+            "fedntd_table13",
+            "num_clients=64 alpha=0.1",
+            {"fedavg": 1, "fedalign": 1, "fedntd": 1},
+        ),
+        # a new method has all six data sets
+        ("lorm_table1", "algorithm=fedprox alpha=0.5", {"fedprox": 6}),
+    ],
+)
+def test_new_value_replaces_those_of_every_method(name, given, counts):
+    """Only the first block that has the key was run: eight of nine methods were left out."""
+    sweep = load_named_sweep(name, conf_directories())
+    found = [job for line in launches(sweep, given.split()) for job in expand(line)]
+    methods = (text.partition("=")[2] for job in found for text in job if "algorithm=" in text)
+    assert Counter(methods) == counts
+    if name == "fedntd_table13":
+        assert all("participation=0.25" in job for job in found)
+
+
+def test_given_value_without_a_run_is_named():
+    sweep = load_named_sweep("benchmark_search", conf_directories())
+    message = "no run of this sweep has algorithm=scaffold, algorithm.mu=5$"
+    with pytest.raises(ConfigError, match=message):
+        launches(sweep, ["algorithm=scaffold,fedprox", "algorithm.mu=5"])
+
+
+def test_new_value_replaces_those_of_the_methods_that_do_not_have_it():
+    """FedAvg has the rate in another block."""
+    both, one = {"fedavg": {}, "moon": {}}, {"fedavg": {}}
+    blocks = (
+        Block({"algorithm": both, "local.lr": {"0.1": {}}}, ()),
+        Block({"algorithm": one, "local.lr": {"0.2": {}}}, ("rounds=5",)),
+    )
+    assert launches(NamedSweep(name="own", blocks=blocks), ["local.lr=0.2"]) == [
+        ["algorithm=moon", "local.lr=0.2"],
+        ["algorithm=fedavg", "rounds=5", "local.lr=0.2"],
+    ]
+
+
 def test_overrides_of_a_replaced_option_are_left_out():
     sweep = NamedSweep(name="own", blocks=(Block(AXES, ("algorithm.mu=1", "rounds=5")),))
     old, new = launches(sweep, ["algorithm=fedprox,fedavg"])

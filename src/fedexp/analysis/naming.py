@@ -24,9 +24,9 @@ NAMED_GROUPS = (
 )  # groups that appear in every name
 # First words of the keys of data, model, clients and cohorts, which belong to the setting.
 DATA = (
-    *("dataset", "augment", "scenario", "schedule", "validation", "test_per_client"),
-    *("evaluate_on", "partition", "alpha", "min_size", "shards_per_client", "sort_by_label"),
-    *("model", "num_clients", "participation", "cohorts"),
+    *("dataset", "augment", "scenario", "schedule", "test_per_client", "model"),
+    *("partition", "alpha", "min_size", "shards_per_client", "sort_by_label"),
+    *("num_clients", "participation", "cohorts"),
 )
 # These algorithms have solid lines of different colours in pictures.
 FIRST = ("fedavg", "fedntd", "fedprox", "scaffold", "moon", "flashback", "fedka", "cfed")

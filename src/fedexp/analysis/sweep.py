@@ -30,6 +30,8 @@ from fedexp.rundir.jobs import normalise, normalise_value
 from fedexp.rundir.sweeps import sweep_name
 
 Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
+Known = Mapping[tuple[str, str], Collection[str]]  # (method, key) -> values
+METHOD = "algorithm"  # the axis of methods
 
 
 @dataclass(frozen=True)
@@ -57,44 +59,46 @@ class Block:
             text for k, text in map(split_override, self.fixed) if k == key
         ]
 
-    def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
-        """Return the block restricted to the values that are given on the command line.
+    @property
+    def methods(self) -> Collection[str]:
+        """Return the block's algorithms, or an empty text if it does not set any."""
+        return self.values_of(METHOD) or [""]
 
-        given: key -> values. Return None if, for any key, no run of the block has one of the given
-        values.
+    def restricted(self, given: Mapping[str, Sequence[str]], known: Known) -> "Iterator[Block]":
+        """Yield grids of the block's methods with the values that are given on the command line.
+
+        A given value replaces those of an axis if the method has it in no block. given: key ->
+        values. known: the values that the blocks of each method have.
         """
-        axes = dict(self.axes)
-        for key, wanted in given.items():
-            known = [value for value in self.values_of(key) if value in wanted]
-            if not known:
-                return None
-            if key in axes:
-                axes[key] = {value: axes[key][value] for value in known}
-        return Block(axes, self.fixed)
+        found: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+        for method in self.methods:
+            values = tuple(
+                self.selected(key, wanted, known[method, key]) if key != METHOD else tuple(wanted)
+                for key, wanted in given.items()
+            )
+            if all(values) and method in given.get(METHOD, self.methods):
+                found.setdefault(values, []).append(method)
+        for values, methods in found.items():
+            axes = dict(self.axes)
+            for key, kept in {**dict(zip(given, values, strict=True)), METHOD: methods}.items():
+                if key in axes:
+                    axes[key] = {value: axes[key].get(value, {}) for value in kept}
+            yield Block(axes, self.fixed)
+
+    def selected(self, key: str, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+        """Return the wanted values of a key that the block has, and new ones if it is an axis."""
+        own = [value for value in self.values_of(key) if value in wanted]
+        return (*own, *(value for value in wanted if key in self.axes and value not in known))
 
     def has_options(self, group: str) -> bool:
         """Return whether the block sets an option of a group, such as `algorithm.mu`."""
         keys = [*self.axes, *map(key_of, self.fixed)]
         return any(key.startswith(f"{group}.") for key in keys)
 
-    def extended(
-        self, key: str, given: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]
-    ) -> "Block | None":
-        """Return the block with values of `key` that no block has.
-
-        The overrides of the former options of `key` are left out. given: key -> values of the new
-        block. new: those that no block has. Return None if, for any key, there is no value.
-        """
-        fixed = tuple(text for text in self.fixed if not key_of(text).startswith(f"{key}."))
-        axes = dict(self.axes)
-        for name, values in given.items():
-            known = self.values_of(name)
-            kept = [v for v in values if v in known or (name in axes and v in new[name])]
-            if not kept:
-                return None
-            if name in axes:
-                axes[name] = {value: axes[name].get(value, {}) for value in kept}
-        return Block(axes, fixed)
+    def with_options(self, group: str, options: Sequence[str]) -> "Block":
+        """Return the block with other options of a group, without the overrides of the former."""
+        fixed = tuple(text for text in self.fixed if not key_of(text).startswith(f"{group}."))
+        return Block({**self.axes, group: {option: {} for option in options}}, fixed)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
@@ -212,40 +216,56 @@ def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
 def launches(sweep: NamedSweep, overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each `--multirun` command that is needed to run the sweep.
 
-    overrides: the overrides on the command line. If a key is an axis, the axis is restricted to the
-    given values. Given values that are not in any block are run with the other axes and the
-    overrides of the first block that has the key. Any other key is set in all runs. Raises
-    ConfigError if there is no matching run.
+    overrides: the overrides on the command line. If a key is an axis, its values select runs of the
+    sweep, or replace the values of the axis, see `grids`. Any other key is set in all runs. Several
+    commands may have the same run. Raises ConfigError if there is no run with one of the values.
     """
     keys = sweep.keys
     given = {key_of(text): values_of(text) for text in overrides if key_of(text) in keys}
     others = [text for text in overrides if split_override(text)[0] not in given]
     set_keys = set(map(key_of, others))
     others += [text for text in sweep.also if key_of(text) not in set_keys]
-    blocks = [block.restricted(given) for block in sweep.blocks]
-    lists = [block.arguments(others) for block in blocks if block]
-    lists += [block.arguments(others) for block in new_blocks(sweep.blocks, given)]
-    if not lists:
-        wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
-        raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
-    return lists
+    blocks = list(grids(sweep.blocks, given))
+    for key, values in given.items():
+        if missing := [v for v in values if not any(v in b.values_of(key) for b in blocks)]:
+            wanted = {key: missing} | {k: v for k, v in given.items() if k != key}
+            texts = ", ".join(f"{key}={','.join(values)}" for key, values in wanted.items())
+            raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {texts}")
+    return [block.arguments(others) for block in blocks]
 
 
-def new_blocks(blocks: Sequence[Block], given: Mapping[str, Sequence[str]]) -> Iterator[Block]:
-    """Yield blocks of the given combinations in which at least one value is in none of the blocks.
+def grids(blocks: Sequence[Block], given: Mapping[str, Sequence[str]]) -> Iterator[Block]:
+    """Yield the grids of a sweep with the values that are given on the command line.
 
-    given: key -> values. No two of the blocks have a common run.
+    A value that a method has in some block selects its runs in these blocks. Any other value
+    replaces the values of the axis in all of its blocks. A method that is in no block has the runs
+    of the first method that has any, without the options of this method.
+
+    given: key -> values.
     """
-    known = {key: {v for block in blocks for v in block.values_of(key)} for key in given}
-    new = {key: [v for v in values if v not in known[key]] for key, values in given.items()}
-    left = dict(given)
-    # groups first, so that the options of a group are left out only for its new values
-    for key in sorted(given, key=lambda key: not any(block.has_options(key) for block in blocks)):
-        if new[key]:
-            left[key] = new[key]
-            extended = (block.extended(key, left, new) for block in blocks if key in block.axes)
-            yield from itertools.islice(filter(None, extended), 1)
-        left[key] = [value for value in given[key] if value in known[key]]
+    new = {key: [v for v in given[key] if v not in all_values(blocks, key)] for key in given}
+    for group, options in new.items():
+        if group != METHOD and options and any(block.has_options(group) for block in blocks):
+            like = [block for block in blocks if group in block.axes]
+            blocks = [*blocks, *(block.with_options(group, options) for block in like)]
+    known: dict[tuple[str, str], set[str]] = {}
+    for block, key in itertools.product(blocks, given):
+        for method in block.methods:
+            known.setdefault((method, key), set()).update(block.values_of(key))
+    for block in blocks:
+        yield from block.restricted(given, known)
+    for method in all_values(blocks, METHOD) if new.get(METHOD) else ():
+        like = [block for block in blocks if method in block.axes.get(METHOD, ())]
+        of_method = {**given, METHOD: [method]}
+        found = [grid for block in like for grid in block.restricted(of_method, known)]
+        yield from (grid.with_options(METHOD, new[METHOD]) for grid in found)
+        if found:
+            break
+
+
+def all_values(blocks: Iterable[Block], key: str) -> list[str]:
+    """Return the values that any block has for a key, in their order."""
+    return list(dict.fromkeys(value for block in blocks for value in block.values_of(key)))
 
 
 def values_of(override: str) -> list[str]:
