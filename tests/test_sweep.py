@@ -14,7 +14,8 @@ import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from fedexp.analysis.report import finish_sweep
+from fedexp.analysis.means_table import Layout
+from fedexp.analysis.report import finish_sweep, write_tables
 from fedexp.analysis.sweep import find_sweep, load_named_sweep
 from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, describe_same, job_status
@@ -28,7 +29,13 @@ from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import config_folders, job_directories, sweep_name, write_sweep_name
+from fedexp.rundir.sweeps import (
+    config_folders,
+    job_directories,
+    own_jobs,
+    sweep_name,
+    write_sweep_name,
+)
 from fedexp.training import summary
 from fedexp.training.folder import RunFolder
 from fedexp.training.job import Job
@@ -51,6 +58,42 @@ def test_overrides_of_a_single_value_are_rejected(tmp_path):
     path.write_text("mine: {blocks: [{algorithm: {fedavg: {with: [local.lr=0.1]}}}]}\n")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*fedavg: with: must be text or a number"):
         load_named_sweep("mine", [tmp_path])
+
+
+def write_sweeps(folder, **titles):
+    """Write sweeps of one job."""
+    (folder / "sweep").mkdir(parents=True)
+    for name, title in titles.items():
+        content = {"title": title, "blocks": [{"seed": {"5": {}}}]}
+        (folder / "sweep" / f"{name}.yaml").write_text(json.dumps(content))
+
+
+def test_sweep_of_the_user_is_preferred_to_that_of_fedexp(here, capsys):
+    """It was not found by that name: 243 jobs of fedexp's benchmark were planned instead."""
+    write_sweeps(here / "own", benchmark="Mine")
+    command = ["--multirun", "--config-dir", "own", "sweep=benchmark", "preview=true"]
+    assert main.main([*command, "tracker=none"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 job: 0 done, 1 new"
+    (here / "x").mkdir()
+    write_run(here / "x" / "run", {})
+    paths = [*conf_directories(), here / "own"]  # in Hydra's order
+    sources = [{"path": str(path), "schema": "file"} for path in paths]
+    node = {"runtime": {"config_sources": sources}, "sweeper": {"sweep": "benchmark"}}
+    node["sweep"] = {"dir": "x"}
+    (here / "x" / "multirun.yaml").write_text(json.dumps({"hydra": node}))
+    write_tables(here / "x", own_jobs(here / "x"), Layout())
+    assert "\nMine\n" in (here / "x" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "title"), [(None, None), ("fedntd_table8", "FedNTD Table 8")])
+def test_sweep_without_a_name_is_not_that_of_its_directory(tmp_path, name, title):
+    """It had the title of fedexp's benchmark, and ended with its function."""
+    directory = tmp_path / "benchmark"
+    directory.mkdir()
+    assert find_sweep(directory, conf_directories()).title.startswith("Nine methods")
+    (directory / "multirun.yaml").write_text(json.dumps({"hydra": {"sweeper": {"sweep": name}}}))
+    found = find_sweep(directory, conf_directories())
+    assert (found and found.title[:14]) == title
 
 
 def test_first_of_several_sweeps_with_the_same_name_is_used(tmp_path):

@@ -135,10 +135,10 @@ def find_paper_sweep(directory: Path) -> PaperSweep:
     """Return the sweep of a paper that a directory belongs to. Raises ConfigError for another."""
     name = sweep_name(directory.absolute())
     known = [sweep.name for sweep in all_paper_sweeps()]
-    if name not in known:
+    if name is None or name not in known:
         raise ConfigError(
-            f"{directory}: {name} is not a sweep of a paper; `fedexp report {directory}` writes the"
-            " tables of any sweep"
+            f"{directory}: {name or 'this'} is not a sweep of a paper; `fedexp report {directory}`"
+            " writes the tables of any sweep"
         )
     return load_paper_sweep(name)
 

@@ -30,8 +30,7 @@ from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.analysis.task_means import average_tasks, task_sections
-from fedexp.config.named import search_path
-from fedexp.config.options import conf_directories
+from fedexp.config.named import search_path, user_first
 from fedexp.core import storage
 from fedexp.core.errors import FAILED, ConfigError, reason_of
 from fedexp.core.storage import typed_path
@@ -151,7 +150,7 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
 
     Return the paths. Nothing is written if no run is finished. asked: the layout of table.md.
     """
-    sweep = find_sweep(directory, [*conf_directories(), *config_folders(directory)])
+    sweep = find_sweep(directory, user_first(config_folders(directory)))
     runs = select_runs(jobs)
     every = tidy(runs)
     notes = [*describe_left_out(jobs), *describe_replaced(directory), *describe_mixed(every)]

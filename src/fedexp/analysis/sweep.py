@@ -187,7 +187,8 @@ def find_sweep(directory: Path, folders: Sequence[Path]) -> NamedSweep | None:
     folders: directories with config groups.
     """
     try:
-        return load_named_sweep(sweep_name(directory), folders)
+        name = sweep_name(directory)
+        return None if name is None else load_named_sweep(name, folders)
     except ConfigError:
         return None
 

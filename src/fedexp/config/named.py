@@ -6,7 +6,7 @@ which only the node `dataset` is used. The changes in `schedule`, which users li
 round, become nodes with `_target_`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,14 @@ def search_path() -> list[Path]:
     if HydraConfig.initialized():
         sources = HydraConfig.get().runtime.config_sources
         found = [Path(source.path) for source in sources if source.schema == "file"]
-    return list(dict.fromkeys([*found, *conf_directories()]))
+    return user_first(found)
+
+
+def user_first(folders: Sequence[Path]) -> list[Path]:
+    """Return directories with config groups, without fedexp's, and then fedexp's."""
+    ours = conf_directories()
+    known = {each.resolve() for each in ours}
+    return [*(each for each in dict.fromkeys(folders) if each.resolve() not in known), *ours]
 
 
 def without_presets(config: DictConfig) -> DictConfig:

@@ -131,13 +131,20 @@ def config_folders(sweep: Path) -> list[Path]:
         return [Path(each["path"]) for each in sources if each["schema"] == "file"]
 
 
-def sweep_name(directory: Path) -> str:
-    """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
-    path = directory / MARKER
-    if not path.exists():
+def sweep_name(directory: Path) -> str | None:
+    """Return the name of the sweep in a directory, or None for a sweep without a name.
+
+    The name is read from sweep.json or multirun.yaml. Committed tables have neither of them; their
+    directory has the name.
+    """
+    if (path := directory / MARKER).exists():
+        with storage.reading(path):
+            return str(storage.read_mapping(path)["sweep"])
+    if not (path := directory / files.MULTIRUN).exists():
         return directory.name
     with storage.reading(path):
-        return str(storage.read_mapping(path)["sweep"])
+        name = storage.read_mapping(path)["hydra"]["sweeper"].get("sweep")
+        return None if name is None else str(name)
 
 
 def write_sweep_name(directory: Path, name: str) -> None:
