@@ -20,6 +20,7 @@ from fedexp.analysis.sweep import find_sweep, load_named_sweep
 from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, describe_same, job_status
 from fedexp.config import composition
+from fedexp.config.arguments import hydra_arguments
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.values import resolve
@@ -60,12 +61,42 @@ def test_overrides_of_a_single_value_are_rejected(tmp_path):
         load_named_sweep("mine", [tmp_path])
 
 
+@pytest.mark.parametrize("value", ["algorithm=fedprox", "[algorithm: fedprox]"])
+@pytest.mark.parametrize("key", ["with", "also"])
+def test_overrides_that_are_not_a_list_of_texts_are_rejected(tmp_path, key, value):
+    """A text was read letter by letter."""
+    path = tmp_path / "sweep" / "mine.yaml"
+    path.parent.mkdir()
+    of_block, of_sweep = ("", f"{key}: {value}\n") if key == "also" else (f", {key}: {value}", "")
+    path.write_text(f"{of_sweep}blocks: [{{seed: {{1: {{}}}}{of_block}}}]\n")
+    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{key}: must be a list of overrides"):
+        load_named_sweep("mine", [tmp_path])
+
+
 def write_sweeps(folder, **titles):
     """Write sweeps of one job."""
     (folder / "sweep").mkdir(parents=True)
     for name, title in titles.items():
         content = {"title": title, "blocks": [{"seed": {"5": {}}}]}
         (folder / "sweep" / f"{name}.yaml").write_text(json.dumps(content))
+
+
+def test_all_sweeps_of_a_command_are_loaded_before_the_first_one_starts(here, capsys):
+    write_sweeps(here / "own", a="A")
+    command = ["--multirun", "--config-dir", "own", "sweep=a,b", "preview=true", "tracker=none"]
+    assert main.main(command) == 2
+    answer = capsys.readouterr()
+    assert "sweep=b: no such sweep" in answer.err
+    assert not answer.out
+
+
+def test_each_sweep_of_a_command_is_run():
+    """Of sweep=a and sweep=b, only b was run."""
+    calls = hydra_arguments(["--multirun", "sweep=a", "sweep=b,a"])
+    assert [each[-1] for each in calls] == [
+        "hydra.sweep.dir=multirun/a",
+        "hydra.sweep.dir=multirun/b",
+    ]
 
 
 def test_sweep_of_the_user_is_preferred_to_that_of_fedexp(here, capsys):
@@ -94,6 +125,13 @@ def test_sweep_without_a_name_is_not_that_of_its_directory(tmp_path, name, title
     (directory / "multirun.yaml").write_text(json.dumps({"hydra": {"sweeper": {"sweep": name}}}))
     found = find_sweep(directory, conf_directories())
     assert (found and found.title[:14]) == title
+
+
+def test_directory_that_cannot_be_made_is_named(here, capsys):
+    """The launcher was blamed, or a lack of memory."""
+    (here / "file").touch()
+    assert main.main(["--multirun", *FEDERATION, "hydra.sweep.dir=file/x"]) == 2
+    assert "file/x: cannot be written (Not a directory)" in capsys.readouterr().err
 
 
 def test_first_of_several_sweeps_with_the_same_name_is_used(tmp_path):

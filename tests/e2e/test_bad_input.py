@@ -64,6 +64,9 @@ sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 min_size=5 partition.min_size=9 => min_size=5 and partition.min_size=9: both set min_size
 -m sweep=cfed_table1 seed=0,1 seed=2 => seed=0,1 and seed=2: both set
 -m seed=2 seed=0,1 => seed=2 and seed=0,1: both set
+-m hydra/sweeper=optuna objective=accuracy seed=0,1 seed=2 => seed=0,1 and seed=2: both set
+-m local.lr=interval(0.1,0.2) => fedexp: local.lr=interval(0.1,0.2): an interval needs hydra/sweeper
+-m algorithm=glob(fedav*) => fedexp: algorithm=glob(fedav*): patterns are not supported; list the
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
 MORE = """

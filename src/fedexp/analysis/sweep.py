@@ -145,7 +145,7 @@ def read_sweep(name: str, content: Mapping[str, Any]) -> NamedSweep:
         name=name,
         title=str(content.get("title", "")),
         blocks=tuple(map(read_block, content["blocks"])),
-        also=tuple(map(str, content.get("also", ()))),
+        also=tuple(read_overrides(content, "also")),
         choose=str(content.get("choose", "")),
         finish=str(content.get("finish", "")),
         content=content,
@@ -198,8 +198,16 @@ def read_block(node: Mapping[str, Any]) -> Block:
     axes = {key: values for key, values in node.items() if key not in ("with", "measures")}
     return Block(
         {key: read_axis(values) for key, values in axes.items()},
-        tuple(map(normalise, node.get("with", ()))),
+        tuple(map(normalise, read_overrides(node, "with"))),
     )
+
+
+def read_overrides(node: Mapping[str, Any], key: str) -> list[str]:
+    """Return the overrides in a list of a sweep's file, which may be missing."""
+    found = node.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{key}: must be a list of overrides, such as [algorithm=fedprox]")
+    return found
 
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:

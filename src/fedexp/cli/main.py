@@ -58,7 +58,25 @@ def run_command(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(version_text())
         return 0
-    return max(run_hydra(each) for each in hydra_arguments(arguments))
+    commands = hydra_arguments(arguments)
+    if len(commands) > 1:
+        check_sweeps(arguments, commands)
+    return max(map(run_hydra, commands))
+
+
+def check_sweeps(arguments: Sequence[str], commands: Sequence[Sequence[str]]) -> None:
+    """Raise ConfigError if one of several sweeps does not exist, before any of them is run.
+
+    commands: the arguments of each call of Hydra.
+    """
+    from fedexp.analysis.sweep import load_named_sweep
+    from fedexp.config.named import user_first
+
+    if any(text.startswith("hydra.searchpath=") for text in arguments):
+        return  # to folders that only Hydra finds
+    key = "hydra.sweeper.sweep="
+    for name in (text for each in commands for text in each if text.startswith(key)):
+        load_named_sweep(name.removeprefix(key), user_first(given_folders(arguments)))
 
 
 def set_up_process() -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import optuna
 import pandas as pd
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.core.utils import JobReturn
 from hydra.utils import get_class
@@ -21,7 +20,7 @@ from optuna import distributions, samplers
 from optuna.trial import TrialState
 
 from fedexp.analysis.layout import csv
-from fedexp.cli.sweeps import Multirun, compose
+from fedexp.cli.sweeps import Multirun, check_values, compose, parse
 from fedexp.config.composition import without_hydra
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
@@ -60,6 +59,7 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     for are missing, if there are several objectives, if the directory contains a different study,
     or if another process searches there.
     """
+    check_values(arguments)
     config = multirun.config
     options = options_of(config)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
@@ -117,7 +117,7 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """
     space: dict[str, Any] = {}
     fixed = []
-    for override in OverridesParser.create().parse_overrides(list(arguments)):
+    for override in parse(arguments):
         key, value = override.get_key_element(), override.value()
         if not override.is_sweep_override():
             fixed.append(override.input_line or f"{key}={override.get_value_element_as_str()}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
@@ -102,12 +103,12 @@ class Multirun:
             loader: Any = ComposedJobs(context.config_loader, jobs)
             context = HydraContext(loader, context.callbacks)
         interrupts.release()
+        self.share_cores(len(jobs))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, self.directory / files.MULTIRUN)
+        launched = [(job.overrides, job.name) for job in jobs]
+        self.command = record(self.directory, launched, self.command)
         with self.continuing():
-            self.share_cores(len(jobs))
-            self.directory.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(self.config, self.directory / files.MULTIRUN)
-            launched = [(job.overrides, job.name) for job in jobs]
-            self.command = record(self.directory, launched, self.command)
             launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=context, task_function=self.task, config=self.config
             )
@@ -201,7 +202,9 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     HydraConfig.instance().set_config(multirun.config)  # it says where the user's options are
     preview = multirun.options.preview
     require(isinstance(preview, bool), "preview", preview, "true or false")
-    check_set_once(arguments)
+    check_values(arguments)
+    if intervals := [each for each in parse(arguments) if each.is_interval_sweep()]:
+        raise ConfigError(f"{intervals[0].input_line}: an interval needs hydra/sweeper=optuna")
     grids = [list(arguments)]
     if (name := multirun.options.sweep) is not None:
         grids = launches(load_named_sweep(name, search_path()), arguments)
@@ -219,14 +222,23 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     multirun.finish(multirun.launch(planned))
 
 
-def check_set_once(arguments: Sequence[str]) -> None:
-    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last, or
-    if a key has the same value twice."""
+def parse(arguments: Sequence[str]) -> list[Override]:
+    return OverridesParser.create().parse_overrides(list(arguments))
+
+
+def check_values(arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last, if
+    a key has the same value twice, or for a pattern of options."""
     given: dict[str, Any] = {}
-    for override in OverridesParser.create().parse_overrides(list(arguments)):
+    for override in parse(arguments):
         key = override.key_or_group
         other = given.setdefault(key, override)
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
+        if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            raise ConfigError(
+                f"{override.input_line}: patterns are not supported; list the options, as in"
+                f" {key}=<option>,<option>"
+            )
+        values = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
         if twice := [value for value, count in Counter(values).items() if count > 1]:
             raise ConfigError(f"{override.input_line}: has the value {twice[0]} twice")
         several = other.is_sweep_override() or override.is_sweep_override()

@@ -47,7 +47,7 @@ def hydra_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) -> l
                 f"{text}: cannot be used with {SEARCH}, which chooses the jobs one after the other"
             )
         elif key == "sweep":
-            names = list(dict.fromkeys(value.split(",")))
+            names = list(dict.fromkeys([*names, *value.split(",")]))
         else:
             written.append(f"hydra.sweeper.{text}")
     if any(key_of(text) == "resume" for text in written):
