@@ -40,11 +40,18 @@ def test_options_of_a_resumed_run_are_kept_except_those_of_one_command(fedexp, r
     def stored():
         return yaml.safe_load((run / "config.yaml").read_text())
 
+    def interrupt():  # as if killed in round 2
+        (run / "summary.json").unlink()
+        shutil.move(run / "checkpoint/previous.pt", run / "checkpoint/latest.pt")
+
+    interrupt()
+    before = (run / "config.yaml").read_bytes()
+    fedexp.done("resume=run")
+    assert (run / "config.yaml").read_bytes() == before, "its paths stay relative"
     given = ("keep_models=1", "accept_changed_data=true")
     for more in ((), ("rounds=3",)):
-        if not more:  # as if killed in round 2
-            (run / "summary.json").unlink()
-            shutil.move(run / "checkpoint/previous.pt", run / "checkpoint/latest.pt")
+        if not more:
+            interrupt()
         fedexp.done("resume=run", *given, *more)
         assert stored()["keep_models"] == 1
         assert (stored()["resume"], stored()["accept_changed_data"]) == (None, False)

@@ -322,7 +322,8 @@ class RunFolder:
             return
         if self.lost_rounds:
             checkpoint.set_aside(self.directory)
-        if self.extends or self.by_name:
+        before = storage.read_overrides(self.directory / files.OVERRIDES)
+        if self.extends or (self.by_name and self._typed() != before):
             self._write_options()
         self._write_origin(simulation)  # last, because it says whether the run was extended
 
@@ -389,9 +390,12 @@ class RunFolder:
         applies to one command only is left out.
         """
         config = {**self.config, "resume": None, "accept_changed_data": False}
-        typed = [override for override in self.job.overrides if key_of(override) not in OF_COMMAND]
-        for name, content in ((files.OVERRIDES, typed), (files.CONFIG, config)):
+        for name, content in ((files.OVERRIDES, self._typed()), (files.CONFIG, config)):
             storage.write_atomically(self.directory / name, storage.dump_yaml(content).encode())
+
+    def _typed(self) -> list[str]:
+        """Return the overrides of the run, without those that apply to one command only."""
+        return [text for text in self.job.overrides if key_of(text) not in OF_COMMAND]
 
 
 def data_checksums(built: Built, arrays: str) -> dict[str, str]:
