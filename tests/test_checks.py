@@ -72,7 +72,7 @@ def test_parts_of_fedexp_pass_the_check(group, name, options):
 
 
 def test_metric_of_personal_models_passes_the_check():
-    check(Personal(own=False, local=False))
+    check(Personal(own=False, local=False, tests_clients=False))
 
 
 def test_partition_from_a_file_passes_the_check(tmp_path):

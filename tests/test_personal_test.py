@@ -83,7 +83,7 @@ def test_personal_forgetting_equals_hand_calculation():
     history = Record(np.array([[3, 1], [0, 2]]))
     for round, row in enumerate([[1.0, 1.0], [0.8, 0.2], [0.4, 0.6], [0.5, 0.4]]):
         history.add(round, np.array(row))
-    values = Personal(own=False, local=False).round_values(history)
+    values = Personal(own=False, local=False, tests_clients=False).round_values(history)
     assert values == pytest.approx(
         {
             "personal_accuracy": 0.4375,
@@ -100,7 +100,7 @@ def test_forgetting_of_personal_models_equals_hand_calculation():
     """Client 0 has one class with accuracies 0.9, 0.5, 0.6: 0.9 - 0.6 = 0.3. Client 1: 0.2, 0.4,
     0.8, so -0.4. The initial model (1.0) does not count; forgetting is defined from round 2 on."""
     history = Record(np.array([[2, 0], [0, 2]]))
-    metric = Personal(own=True, local=False)
+    metric = Personal(own=True, local=False, tests_clients=False)
     for round, (one, two) in enumerate([(1.0, 1.0), (0.9, 0.2), (0.5, 0.4), (0.6, 0.8)]):
         history.add(round, np.array([0.5, 0.5]))
         history.add_personal(round, np.array([[one, np.nan], [np.nan, two]]))
@@ -122,7 +122,7 @@ def test_forgetting_of_local_models_equals_hand_calculation():
     accuracy (3 * 0.4 + 1 * 0.7) / 4 = 0.475. Client 2 has only the second class, and its model 0.9
     and 0.5: 0.1 and 0.5. Client 1 does not take part."""
     history = Record(np.array([[3, 1], [5, 5], [0, 2]]))
-    metric = Personal(own=False, local=True)
+    metric = Personal(own=False, local=True, tests_clients=False)
     history.add(0, np.array([1.0, 1.0]))
     for round, row, local in (
         (1, [0.8, 0.6], [[0.3, 0.3], [0.3, 0.3]]),

@@ -333,3 +333,15 @@ def test_report_of_a_run_has_the_results_of_every_client(tmp_path, capsys):
     worst = " | ".join(f"{100 * run.summary[name]:.2f}" for name in names)
     assert f"| worst tenth |  |  |  | {worst} |" in told
     assert (run.directory / "figures/clients.png").exists()
+
+
+def test_run_without_a_global_model_has_no_results_of_one(tmp_path):
+    given = [*SMALL, "rounds=2", "algorithm=local_only", "evaluate=personal"]
+    run = fedexp.run(given, directory=tmp_path / "run")
+    for names in (run.rounds, run.summary):
+        found = [name for name in names if name.startswith("personal")]
+        assert "personal_accuracy" in found
+        assert not [name for name in found if "global" in name]
+    assert main(["report", str(run.directory)]) == 0
+    table = pd.read_csv(run.directory / "client_results.csv")
+    assert [name for name in table if "accuracy" in name] == ["personal_accuracy"]

@@ -94,6 +94,8 @@ def client_tables(run: RunData) -> Iterator[Table]:
         found: ClientResults = {}
         if run.has(name_in_view("personal_accuracy", view)):
             found |= client_results(record)
+            if not run.has(name_in_view("personal_global_accuracy", view)):  # no global model
+                found.pop("personal_global", None)
         if run.has(name_in_view("own_accuracy", view)):
             found |= own_results(record)
         if found:

@@ -97,9 +97,9 @@ class Personal(ForgettingMetric):
 
     Each personal model is tested on its client's label distribution. If the algorithm has no
     personal models, `personal_*` describe the global model. Otherwise, `personal_global_*` are the
-    values for the global model. With local evaluation, `personal_local_*` describe the local models
-    of the cohort: their accuracy, and the drop of accuracy on the client's distribution during
-    local training (Flashback's drop, weighted by p_k).
+    values for the global model, if there is one. With local evaluation, `personal_local_*` describe
+    the local models of the cohort: their accuracy, and the drop of accuracy on the client's
+    distribution during local training (Flashback's drop, weighted by p_k).
     """
 
     columns: ClassVar = by_name(
@@ -118,11 +118,17 @@ class Personal(ForgettingMetric):
     of_clients = ("personal_local_accuracy", "personal_local_forgetting")
     own: bool  # whether the algorithm has personal models
     local: bool  # whether local models are evaluated
+    tests_clients: bool  # whether the algorithm has no global model
 
     def names(self) -> list[str]:
-        left_out = {"personal_global": self.own, "personal_local": self.local}
-        hidden = tuple(f"{model}_" for model, used in left_out.items() if not used)
+        used = {"personal_global": self.has_both, "personal_local": self.local}
+        hidden = tuple(f"{model}_" for model in used if not used[model])
         return [name for name in self.columns if not name.startswith(hidden)]
+
+    @property
+    def has_both(self) -> bool:
+        """Return whether there are a global model and personal models."""
+        return self.own and not self.tests_clients
 
     @property
     def needs_personal(self) -> bool:  # type: ignore[override]
@@ -131,7 +137,8 @@ class Personal(ForgettingMetric):
     def round_values(self, record: Record) -> dict[str, float]:
         values: dict[str, float] = {}
         for model, (accuracy, forgotten) in client_results(record).items():
-            values |= spreads(model, accuracy, forgotten)
+            if model == "personal" or self.has_both:
+                values |= spreads(model, accuracy, forgotten)
         if self.local:
             found = self.client_values(record)
             none = np.empty(0)

@@ -267,12 +267,12 @@ def metrics_of(built: Built) -> Metrics:
     ]
     if built.dataset.has_domains and built.scenario.name == "none":
         chosen.append(ByDomain())
-    own = overrides(built.algorithm, "personal_model")
+    own, tests_clients = overrides(built.algorithm, "personal_model"), built.algorithm.tests_clients
     if PERSONAL in built.settings.evaluate:
         local = any(metric.needs_local for metric in built.forgetting_metric)
-        chosen.append(Personal(own=own, local=local))
+        chosen.append(Personal(own=own, local=local, tests_clients=tests_clients))
     if OWN in built.settings.evaluate:
-        chosen.append(OwnTest(personal=own, tests_clients=built.algorithm.tests_clients))
+        chosen.append(OwnTest(personal=own, tests_clients=tests_clients))
     return Metrics(members=chosen)
 
 
