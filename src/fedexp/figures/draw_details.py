@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedexp.data.views import PLAIN, data_name
+from fedexp.data.views import PLAIN, data_name, name_in_view
 from fedexp.figures.draw import draw_cells, figure_of, name_images, name_view
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
@@ -198,6 +198,8 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     found = client_results(record)
     if len(found) == 1:  # clients have no other model than the global one
         found = {"personal_global": found["personal"]}
+    elif name_in_view("personal_global_accuracy", view) not in run.rounds:  # no global model
+        del found["personal_global"]
     return sorted_clients(
         run, found, f"Results of the clients on their own classes{name_view(view)}"
     )
