@@ -132,8 +132,19 @@ def test_tensorboard_has_nothing_of_a_run_that_was_replaced(tmp_path):
     config = TensorBoard(logdir=str(tmp_path / "all"))
     for rounds in (range(4), [0, 1]):
         track(config.create(), make_info(made(tmp_path / "run")), rounds)
-    (file,) = (tmp_path / "all" / "run").iterdir()
-    assert [event.step for event in events(file).Scalars("test/accuracy")] == [0, 1]
+    found = events(tmp_path / "all" / "run").Scalars("test/accuracy")
+    assert [event.step for event in found] == [0, 1]
+
+
+def test_tensorboard_resumes_a_run_of_a_version_that_stored_nothing(tmp_path):
+    pytest.importorskip("tensorboard")
+    tracker = TensorBoard(logdir=None).create()
+    tracker.load_state_dict({})
+    past = [make_record(number) for number in range(3)]
+    info = make_info(tmp_path, first_round=2, resumed=True, past=lambda: past)
+    track(tracker, info, rounds=[3])
+    found = events(tmp_path / "tensorboard").Scalars("test/accuracy")
+    assert [event.step for event in found] == [0, 1, 2, 3]
 
 
 def test_new_logdir_of_a_resumed_run_gets_all_rounds(tmp_path):

@@ -43,21 +43,17 @@ class TensorBoardTracker(Tracker):
         return {"round": self._last_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._last_round = state["round"]
+        self._last_round = state.get("round", -1)  # runs of earlier versions lack it
 
     def start(self, info: RunInfo) -> None:
         self.classes = info.classes
         from torch.utils.tensorboard import SummaryWriter
 
         folder = event_folder(info.directory, self.config.logdir)
-        there = list(folder.glob(EVENTS))
-        if not there:  # such as in a new `logdir`
+        if not any(folder.glob(EVENTS)):  # such as in a new `logdir`
             self._last_round = -1
-        if self._last_round < 0:
-            for path in there:  # of a run that this one replaces
-                path.unlink()
-        # A resumed run repeats rounds that may be in an earlier event file.
-        # With purge_step, TensorBoard discards the earlier values.
+        # A resumed run repeats rounds that may be in an earlier event file, and the folder may have
+        # those of a run that this one replaces. With purge_step, TensorBoard discards their values.
         self.writer = SummaryWriter(str(folder), purge_step=self._last_round + 1)
         if self._last_round < 0:
             text = storage.dump_yaml(info.config)
