@@ -227,6 +227,19 @@ def test_new_value_replaces_those_of_every_method(name, given, counts):
         assert all("participation=0.25" in job for job in found)
 
 
+@pytest.mark.parametrize("name", ["cfed_table1", "cfed_table1_lr1e-6", "fedntd_table1"])
+def test_value_of_a_group_that_a_sweep_has_only_selects_runs(name):
+    """FedDMC has no run of cfed/text_domain, which it cannot learn."""
+    sweep = load_named_sweep(name, conf_directories())
+
+    def jobs(*given):
+        return [tuple(job) for line in launches(sweep, given) for job in expand(line)]
+
+    every = jobs()
+    for value in {text for job in every for text in job if text.startswith("experiment=")}:
+        assert sorted(jobs(value)) == sorted(job for job in every if value in job)
+
+
 def test_given_value_without_a_run_is_named():
     sweep = load_named_sweep("benchmark_search", conf_directories())
     message = "no run of this sweep has algorithm=scaffold, algorithm.mu=5$"

@@ -246,9 +246,10 @@ def launches(sweep: NamedSweep, overrides: Sequence[str]) -> list[list[str]]:
 def grids(blocks: Sequence[Block], given: Mapping[str, Sequence[str]]) -> Iterator[Block]:
     """Yield the grids of a sweep with the values that are given on the command line.
 
-    A value that a method has in some block selects its runs in these blocks. Any other value
-    replaces the values of the axis in all of its blocks. A method that is in no block has the runs
-    of the first method that has any, without the options of this method.
+    A value that a method has in some block selects its runs in these blocks. So does a group's
+    option, or a key without a dot, that any method has. Any other value replaces the values of the
+    axis in all blocks of the method. A method that is in no block has the runs of the first method
+    that has any, without the options of this method.
 
     given: key -> values.
     """
@@ -259,8 +260,9 @@ def grids(blocks: Sequence[Block], given: Mapping[str, Sequence[str]]) -> Iterat
             blocks = [*blocks, *(block.with_options(group, options) for block in like)]
     known: dict[tuple[str, str], set[str]] = {}
     for block, key in itertools.product(blocks, given):
+        values = block.values_of(key) if "." in key else all_values(blocks, key)
         for method in block.methods:
-            known.setdefault((method, key), set()).update(block.values_of(key))
+            known.setdefault((method, key), set()).update(values)
     for block in blocks:
         yield from block.restricted(given, known)
     for method in all_values(blocks, METHOD) if new.get(METHOD) else ():
