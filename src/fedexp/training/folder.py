@@ -350,7 +350,11 @@ class RunFolder:
         if not self.run.has(origin.NAME):
             return
         files.remove(self.directory, (*files.TABLES, *files.LATER_PARTITIONS))
-        if origin.read(self.directory)["identity"] != digest(self.values):
+        try:
+            is_same = origin.read(self.directory)["identity"] == digest(self.values)
+        except ConfigError:  # of another version, or half written
+            is_same = False
+        if not is_same:
             files.remove(self.directory, (files.WANDB,))
 
     def _write_origin(self, simulation: Simulation) -> None:
@@ -405,8 +409,9 @@ def data_checksums(built: Built, arrays: str) -> dict[str, str]:
     """
     found = {"arrays": arrays}
     for key, name in flatten(built.values).items():
-        is_used = origin.PATH.fullmatch(key) and not is_free(key) and not key.startswith(DATASETS)
-        if is_used and isinstance(name, str) and Path(name).is_file():
+        if is_free(key) or key.startswith((*DATASETS, "analysis.")):  # or an output of an analysis
+            continue
+        if origin.PATH.fullmatch(key) and isinstance(name, str) and Path(name).is_file():
             with storage.reading(Path(name)):
                 found[key] = f"{storage.crc_of(Path(name), Path(name).stat().st_size):08x}"
     return found
