@@ -170,9 +170,9 @@ def test_patience_counts_rounds_since_the_best_round():
     assert [end_of_patience(curve, patience) for patience in (1, 2, 3)] == [6, 8, None]
 
 
-def answers(stop, *accuracy):
+def answers(stop, *accuracy, eval_interval=1):
     """Return the answer of EarlyStop after each of these evaluated rounds."""
-    callback, curve, found = EarlyStop(stop), [(0, 0.0)], []
+    callback, curve, found = EarlyStop(stop, eval_interval), [(0, 0.0)], []
     callback.start(None)
     for number, value in enumerate(accuracy, 1):
         curve.append((number, value))
@@ -198,6 +198,15 @@ def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
     assert answers(stop, 0.5, 0.5) == [None, None]
     clock = iter([100.0, 130.0])
     assert answers(stop, 0.5) == [{"by": "minutes", "minutes": 1.0}]
+
+
+@pytest.mark.parametrize(("interval", "ends"), [(2, False), (3, True)])
+def test_time_limit_leaves_time_for_a_round_with_a_test(interval, ends, monkeypatch):
+    """After a round of 20 seconds, 40 are left: enough for round 2, but not for round 3, too."""
+    clock, stop = iter([100.0, 120.0]), Stop(patience=None, metric=None, minutes=1.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    (answer,) = answers(stop, 0.5, eval_interval=interval)
+    assert (answer is not None) == ends
 
 
 def test_stopped_run_counts_as_finished_for_the_same_options():
